@@ -1,0 +1,90 @@
+// driver/abi.hpp: the part of the CUDA driver ABI that Weave uses, declared by hand.
+// The wheel builds without CUDA headers; tests/cpp/abi_check.cpp compares every size, offset and
+// constant below with cuda.h wherever one is installed. Everything lives in weave::cu.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace weave::cu {
+
+// CUresult. Kept as an int and not an enum: a newer driver may return a code we do not list.
+using Status = int;
+inline constexpr Status kSuccess = 0;
+inline constexpr Status kInvalidValue = 1;
+inline constexpr Status kOutOfMemory = 2;
+inline constexpr Status kNotInitialized = 3;
+inline constexpr Status kDeinitialized = 4;
+inline constexpr Status kNoDevice = 100;
+inline constexpr Status kInvalidDevice = 101;
+inline constexpr Status kInvalidContext = 201;
+inline constexpr Status kEccUncorrectable = 214;
+inline constexpr Status kInvalidHandle = 400;
+inline constexpr Status kNotReady = 600;
+inline constexpr Status kIllegalAddress = 700;
+inline constexpr Status kContextIsDestroyed = 709;
+inline constexpr Status kHostMemoryAlreadyRegistered = 712;
+inline constexpr Status kHostMemoryNotRegistered = 713;
+inline constexpr Status kLaunchFailed = 719;
+inline constexpr Status kNotSupported = 801;
+inline constexpr Status kUnknown = 999;
+
+using Device = int;               // CUdevice: an ordinal
+using DevicePtr = std::uint64_t;  // CUdeviceptr
+using AllocHandle = std::uint64_t;  // CUmemGenericAllocationHandle
+using Context = struct CUctx_st*;
+using Stream = struct CUstream_st*;
+using Event = struct CUevent_st*;
+
+struct Uuid {
+  char bytes[16];
+};
+
+struct MemLocation {
+  int type;  // kLocationDevice
+  int id;    // device ordinal
+};
+inline constexpr int kLocationDevice = 1;
+
+struct MemAllocationProp {
+  int type;                    // kAllocationPinned
+  int requested_handle_types;  // kHandleNone or kHandlePosixFd
+  MemLocation location;
+  void* win32_handle_meta_data;
+  struct {
+    unsigned char compression_type;
+    unsigned char gpu_direct_rdma_capable;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } alloc_flags;
+};
+inline constexpr int kAllocationPinned = 1;
+inline constexpr int kHandleNone = 0;
+inline constexpr int kHandlePosixFd = 1;
+
+struct MemAccessDesc {
+  MemLocation location;
+  int flags;  // kAccessReadWrite
+};
+inline constexpr int kAccessNone = 0;
+inline constexpr int kAccessRead = 1;
+inline constexpr int kAccessReadWrite = 3;
+
+inline constexpr int kGranularityMinimum = 0;
+
+inline constexpr int kAttributeIntegrated = 18;
+inline constexpr int kAttributeComputeMode = 20;
+inline constexpr int kAttributeAsyncEngineCount = 40;
+inline constexpr int kAttributeVirtualMemoryManagement = 102;
+inline constexpr int kAttributePosixFdHandles = 103;
+inline constexpr int kAttributeGpuDirectRdmaWithVmm = 110;
+
+inline constexpr unsigned kStreamDefault = 0;
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventDefault = 0;
+inline constexpr unsigned kEventBlockingSync = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostRegisterPortable = 1;
+inline constexpr int kCaptureModeRelaxed = 2;
+
+}  // namespace weave::cu

@@ -1,0 +1,202 @@
+"""The C++ core: devices, tenants, regions and the switch engine. The GIL is released around
+everything that can block. Exceptions are the classes of :mod:`weave_rt.errors`."""
+
+from typing import final
+
+@final
+class FaultScope:
+    """Fails driver calls while it is entered (one scope per process): the ``nth`` one (1 is the
+    next), or all from it on; ``nth=0`` only counts. ``only`` names one call, as in calls.def."""
+
+    def __init__(
+        self, nth: int = 0, from_then_on: bool = False, only: str = "", status: int = 999
+    ) -> None: ...
+    def __enter__(self) -> FaultScope: ...
+    def __exit__(self, *exc: object) -> None: ...
+    @property
+    def calls_seen(self) -> int: ...
+    @property
+    def calls_failed(self) -> int: ...
+
+def call_counts(kind: str) -> dict[str, int]:
+    """Driver calls made so far in this process; kind: ``emulated`` or ``cuda``."""
+
+def parse_emulated(spec: str) -> dict[str, object]:
+    """The values of an emulated device spec, scale and speed applied. Raises UsageError.
+    Keys: name, capacity_bytes, granularity_bytes, block_bytes, h2d_bytes_per_s, d2h_bytes_per_s,
+    duplex, pageable_bytes_per_s, engines, context_bytes, unmanaged_bytes, scale, speed, id, seed,
+    and latency_ns.{copy,map,access,unmap,create}. `spec` is the canonical text."""
+
+def cuda_driver() -> dict[str, object]:
+    """What the CUDA driver library says: available (bool), library, driver_version, reason,
+    missing, and devices: a list of {ordinal, name, uuid, total_bytes}. Never raises."""
+
+@final
+class HostPool:
+    """Pinned host memory. Made by Device.open; share one between the devices of a process."""
+
+    @property
+    def budget_bytes(self) -> int: ...
+    @property
+    def bytes_registered(self) -> int: ...
+    @property
+    def bytes_used(self) -> int: ...
+    @property
+    def pieces(self) -> int: ...
+
+@final
+class Device:
+    @staticmethod
+    def open(spec: str, host_pool: HostPool | None = None, host_budget_bytes: int = 0) -> Device:
+        """spec: ``emulated:h20?scale=64`` or ``cuda:0`` (``auto`` is resolved in Python).
+        Raises UsageError, DeviceNotFound, DriverError."""
+    @property
+    def spec(self) -> str: ...
+    @property
+    def kind(self) -> str: ...  # "emulated" or "cuda"
+    @property
+    def name(self) -> str: ...
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def driver_version(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def usable_bytes(self) -> int: ...  # F of the design, in bytes
+    @property
+    def block_bytes(self) -> int: ...
+    @property
+    def scale(self) -> float: ...  # 1 on a GPU
+    @property
+    def speed(self) -> float: ...  # 1 on a GPU
+    @property
+    def host_limited(self) -> bool: ...
+    @property
+    def host_pool(self) -> HostPool: ...
+    @property
+    def tenants(self) -> list[Tenant]: ...
+    @property
+    def closed(self) -> bool: ...
+    def add_tenant(self, name: str, job: str = "") -> Tenant: ...
+    def switch(
+        self, outgoing: Tenant | None, incoming: Tenant, drain_timeout_s: float = 60.0
+    ) -> SwitchReport:
+        """Hand the device from `outgoing` to `incoming` as one transaction: on success incoming
+        runs and outgoing is suspended, moving only what does not fit; on failure outgoing still
+        runs, or both are suspended with no byte lost."""
+    def calibrate(self, bytes: int = 0) -> dict[str, float]:
+        """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
+        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
+        on. pre: no tenant holds blocks on the device."""
+    def now_ns(self) -> int: ...
+    def sleep_until_ns(self, deadline_ns: int) -> None: ...
+    def stats(self) -> dict[str, int]:
+        """Counters: blocks_created, blocks_free, blocks_total, switches, noop_suspends,
+        noop_resumes, bytes_out, bytes_in, cleanup_failures, pageable_copies (emulated)."""
+    def census(self) -> dict[str, int]:
+        """What the emulated driver holds for this device now: handles, mappings, reservations,
+        registrations, streams, events, bytes_used. Empty on a GPU."""
+    def close(self) -> None:
+        """Close all tenants, then the device. Twice is fine. Open Spans become unusable."""
+
+@final
+class Tenant:
+    @property
+    def name(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def state(self) -> str:
+        """RESIDENT (all regions on the device and mapped), HOST (nothing is), PARTIAL (suspended,
+        some blocks still on the device), FAILED, CLOSED."""
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def bytes_resident(self) -> int: ...
+    @property
+    def regions(self) -> list[Region]: ...
+    def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
+        """Get or create the region of a tag; policy ``keep`` or ``discard``. reserve_bytes: the
+        largest size it may ever have, 0 for all that the device has."""
+    def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Bring everything in and run; idle tenants give up what is needed. Running already:
+        a counted no-op."""
+    def suspend(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Stop running and move everything to the host. Suspended already: a counted no-op."""
+    def release(self) -> None:
+        """Stop running; blocks stay on the device until another tenant needs their place."""
+    def rescue(self) -> dict[str, bytes]:
+        """The bytes of every region whose contents are still complete, by tag. For a tenant in
+        any state, FAILED included."""
+    def close(self) -> None: ...
+
+@final
+class Region:
+    @property
+    def tag(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def address(self) -> int: ...  # never changes
+    @property
+    def bytes(self) -> int: ...  # whole blocks held now, on the device or the host
+    @property
+    def bytes_reserved(self) -> int: ...
+    @property
+    def bytes_allocated(self) -> int: ...
+    @property
+    def state(self) -> str: ...  # RESIDENT, LEAVING, HOST, ENTERING, DISCARDED, FAILED
+    @property
+    def resident(self) -> bool: ...  # may be read now: the tenant runs and all blocks are mapped
+    @property
+    def generation(self) -> int: ...  # +1 whenever contents were lost by `discard`
+    def allocate(self, bytes: int, alignment: int = 512) -> Span:
+        """Space in the region, growing it by whole blocks. Raises GrowthRefused, HostMemoryError,
+        NotResident when the tenant does not run."""
+
+@final
+class Span:
+    """A part of a region. Dropping the last reference frees it. On an emulated device it has the
+    buffer protocol (writable bytes); exporting a buffer raises NotResident unless resident. On a
+    GPU use `address`."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def region(self) -> Region: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class SwitchReport:
+    """What one suspend, resume or switch did. seconds: start of drain until the incoming tenant
+    may run."""
+
+    @property
+    def outgoing(self) -> list[str]: ...
+    @property
+    def incoming(self) -> str: ...
+    @property
+    def bytes_out(self) -> int: ...
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def bytes_skipped(self) -> int: ...
+    @property
+    def blocks_remapped(self) -> int: ...
+    @property
+    def started_ns(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    def as_dict(self) -> dict[str, object]:
+        """The switch report of the design, section 9; a key whose value was not measured is
+        absent."""
