@@ -155,6 +155,8 @@ class Region:
     def resident(self) -> bool: ...  # may be read now: the tenant runs and all blocks are mapped
     @property
     def generation(self) -> int: ...  # +1 whenever contents were lost by `discard`
+    def prepare(self, bytes: int) -> None:
+        """Grow now, in one step, so that allocate() calls of `bytes` in all need not."""
     def allocate(self, bytes: int, alignment: int = 512) -> Span:
         """Space in the region, growing it by whole blocks. Raises GrowthRefused, HostMemoryError,
         NotResident when the tenant does not run."""

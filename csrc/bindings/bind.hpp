@@ -1,0 +1,78 @@
+// bindings/bind.hpp: what the binding files share. The only folder that sees Python. The GIL is
+// released around everything that can block, and no C++ lock is held while it is taken.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "core/device.hpp"
+
+namespace weave::bindings {
+
+namespace py = pybind11;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+// A device as Python holds it: the core's device, and what only bindings know about it.
+struct DeviceObject {
+  std::shared_ptr<Device> device;
+  std::string spec;
+  std::string kind;  // "emulated" or "cuda"
+  std::string name;
+  std::string uuid;
+  int driver_version = 0;
+  double scale = 1;
+  double speed = 1;
+  bool host_limited = false;
+  std::shared_ptr<HostPool> pool;  // readable after close
+};
+
+// Tenants, regions and spans keep their device alive as long as Python refers to them.
+struct TenantObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<Tenant> tenant;
+};
+struct RegionObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<Region> region;
+};
+struct SpanObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<Span> span;
+};
+struct HostPoolObject {
+  std::shared_ptr<HostPool> pool;
+};
+struct ReportObject {
+  SwitchReport report;
+  std::string device;  // its spec
+};
+
+void bind_errors(py::module_& module);
+void bind_drivers(py::module_& module);  // FaultScope, call_counts, parse_emulated, cuda_driver
+void bind_reports(py::module_& module);  // SwitchReport
+void bind_device(py::module_& module);   // HostPool, Device
+void bind_memory(py::module_& module);   // Tenant, Region, Span
+
+py::dict stats(const DeviceObject& device);
+py::dict census(const DeviceObject& device);
+
+// The tables that exist in this process, counted (see driver/faults.hpp).
+const cu::Table& emulated_table();
+// The loaded driver; error not empty where there is none. cuInit has been called.
+struct LoadedDriver {
+  cu::Table table;
+  std::string library;
+  std::string error;
+  std::vector<std::string> missing;
+  int driver_version = 0;
+};
+const LoadedDriver& loaded_driver();
+
+// "GPU-xxxxxxxx-xxxx-..." of a device. Throws DriverError.
+std::string uuid_text(const cu::Table& table, int ordinal);
+std::string name_text(const cu::Table& table, int ordinal);
+
+}  // namespace weave::bindings

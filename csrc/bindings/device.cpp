@@ -1,0 +1,160 @@
+// bindings/device.cpp: HostPool and Device. The one place that opens a device: it
+// takes a table from drivers.cpp and hands the core a Driver, so that nothing below knows the kind.
+#include "bindings/bind.hpp"
+#include "emu/emulator.hpp"
+
+namespace weave::bindings {
+
+namespace {
+
+constexpr std::string_view kEmulated = "emulated:";
+constexpr std::string_view kCuda = "cuda:";
+
+Refusal not_found(const std::string& text) { return {Refusal::Kind::device_not_found, text}; }
+
+std::shared_ptr<DeviceObject> open_emulated(const std::string& text, Device::Options options) {
+  const auto spec = emu::Spec::parse(text);
+  const auto& table = emulated_table();
+  const int ordinal = emu::add_device(spec);
+  auto driver =
+      std::make_shared<Driver>(table, ordinal, [ordinal] { emu::remove_device(ordinal); });
+  options.block_bytes = spec.block_bytes;
+  auto object = std::make_shared<DeviceObject>();
+  object->device = std::make_shared<Device>(std::move(driver), std::move(options));
+  object->spec = spec.text();
+  object->kind = "emulated";
+  object->scale = spec.scale;
+  object->speed = spec.speed;
+  object->host_limited = emu::host_limited(ordinal);
+  return object;
+}
+
+std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options options) {
+  const std::string number = text.substr(kCuda.size());
+  if (number.empty() || number.size() > 4 ||
+      number.find_first_not_of("0123456789") != std::string::npos) {
+    throw UsageError("device '" + text + "': expected cuda:N with N the device's number");
+  }
+  const auto& loaded = loaded_driver();
+  if (!loaded.error.empty()) throw not_found("device " + text + ": " + loaded.error);
+  const int ordinal = std::stoi(number);
+  int count = 0;
+  cu::check(loaded.table.device_get_count(&count), cu::Call::device_get_count);
+  if (ordinal >= count) {
+    throw not_found("device " + text + ": this machine has " + std::to_string(count) + " GPU(s)");
+  }
+  auto object = std::make_shared<DeviceObject>();
+  object->device = std::make_shared<Device>(std::make_shared<Driver>(loaded.table, ordinal),
+                                            std::move(options));
+  object->spec = text;
+  object->kind = "cuda";
+  object->driver_version = loaded.driver_version;
+  return object;
+}
+
+std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject* pool,
+                                   Bytes host_budget_bytes) {
+  Device::Options options;
+  options.host_budget = host_budget_bytes;
+  if (pool != nullptr) options.host_pool = pool->pool;
+  std::shared_ptr<DeviceObject> object;
+  if (spec.starts_with(kEmulated)) {
+    object = open_emulated(spec, std::move(options));
+  } else if (spec.starts_with(kCuda)) {
+    object = open_cuda(spec, std::move(options));
+  } else {
+    throw UsageError("device '" + spec +
+                     "': expected auto, cuda:N or emulated:NAME?key=value, for example "
+                     "emulated:h20?scale=64");
+  }
+  const auto& driver = object->device->driver();
+  object->pool = object->device->host_pool();
+  object->name = name_text(driver.table, driver.ordinal);
+  object->uuid = uuid_text(driver.table, driver.ordinal);
+  return object;
+}
+
+ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing, const TenantObject& incoming,
+                       double drain_timeout_s) {
+  return {self.device->hand_over(outgoing == nullptr ? nullptr : outgoing->tenant, incoming.tenant,
+                                 drain_timeout_s),
+          self.spec};
+}
+
+py::dict calibrate(DeviceObject& self, Bytes bytes) {
+  LinkRates rates;
+  {
+    const py::gil_scoped_release release;
+    // 256 MiB on a GPU; a scaled device moves its share of that, which takes as long.
+    const auto wanted = static_cast<Bytes>(static_cast<double>(Bytes{256} << 20) / self.scale);
+    rates = self.device->calibrate(bytes != 0 ? bytes : wanted);
+  }
+  py::dict result;
+  result["h2d"] = rates.h2d;
+  result["d2h"] = rates.d2h;
+  result["h2d_duplex"] = rates.h2d_duplex;
+  result["d2h_duplex"] = rates.d2h_duplex;
+  return result;
+}
+
+py::list tenants(const std::shared_ptr<DeviceObject>& self) {
+  py::list result;
+  for (const auto& tenant : self->device->tenants()) result.append(py::cast(TenantObject{self, tenant}));
+  return result;
+}
+
+void bind_host_pool(py::module_& module) {
+  py::class_<HostPoolObject>(module, "HostPool")
+      .def_property_readonly("budget_bytes",
+                             [](const HostPoolObject& self) { return self.pool->budget(); })
+      .def_property_readonly("bytes_registered",
+                             [](const HostPoolObject& self) { return self.pool->registered(); })
+      .def_property_readonly("bytes_used", [](const HostPoolObject& self) { return self.pool->used(); })
+      .def_property_readonly("pieces", [](const HostPoolObject& self) { return self.pool->pieces(); });
+}
+
+}  // namespace
+
+void bind_device(py::module_& module) {
+  bind_host_pool(module);
+  py::class_<DeviceObject, std::shared_ptr<DeviceObject>>(module, "Device")
+      .def_static("open", &open, py::arg("spec"), py::arg("host_pool") = nullptr,
+                  py::arg("host_budget_bytes") = 0, ReleaseGil())
+      .def_readonly("spec", &DeviceObject::spec)
+      .def_readonly("kind", &DeviceObject::kind)
+      .def_readonly("name", &DeviceObject::name)
+      .def_readonly("uuid", &DeviceObject::uuid)
+      .def_readonly("driver_version", &DeviceObject::driver_version)
+      .def_readonly("scale", &DeviceObject::scale)
+      .def_readonly("speed", &DeviceObject::speed)
+      .def_readonly("host_limited", &DeviceObject::host_limited)
+      .def_property_readonly("capacity_bytes",
+                             [](const DeviceObject& self) { return self.device->capacity(); })
+      .def_property_readonly("usable_bytes",
+                             [](const DeviceObject& self) { return self.device->usable(); }, ReleaseGil())
+      .def_property_readonly("block_bytes",
+                             [](const DeviceObject& self) { return self.device->block_bytes(); })
+      .def_property_readonly("host_pool",
+                             [](const DeviceObject& self) { return HostPoolObject{self.pool}; })
+      .def_property_readonly("tenants", &tenants)
+      .def_property_readonly("closed", [](const DeviceObject& self) { return self.device->closed(); },
+                             ReleaseGil())
+      .def("add_tenant",
+           [](const std::shared_ptr<DeviceObject>& self, const std::string& name,
+              const std::string& job) { return TenantObject{self, self->device->add_tenant(name, job)}; },
+           py::arg("name"), py::arg("job") = "", ReleaseGil())
+      .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
+           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def("calibrate", &calibrate, py::arg("bytes") = 0)
+      .def("now_ns", [](const DeviceObject& self) { return self.device->driver().table.now_ns(); })
+      .def("sleep_until_ns",
+           [](const DeviceObject& self, std::int64_t deadline_ns) {
+             self.device->driver().table.sleep_until_ns(deadline_ns);
+           },
+           py::arg("deadline_ns"), ReleaseGil())
+      .def("stats", &stats)
+      .def("census", &census)
+      .def("close", [](DeviceObject& self) { self.device->close(); }, ReleaseGil());
+}
+
+}  // namespace weave::bindings

@@ -1,0 +1,191 @@
+// bindings/memory.cpp: Tenant, Region and Span. Span's buffer is the one place that makes an
+// emulated region readable by the CPU; on a GPU a span has an address and no buffer.
+#include "bindings/bind.hpp"
+#include "emu/emulator.hpp"
+
+namespace weave::bindings {
+
+namespace {
+
+const char* state_name(RegionState state) {
+  switch (state) {
+    case RegionState::resident: return "RESIDENT";
+    case RegionState::leaving: return "LEAVING";
+    case RegionState::host: return "HOST";
+    case RegionState::entering: return "ENTERING";
+    case RegionState::discarded: return "DISCARDED";
+    case RegionState::failed: return "FAILED";
+  }
+  return "";
+}
+
+Policy policy_named(const std::string& name) {
+  if (name == "keep") return Policy::keep;
+  if (name == "discard") return Policy::discard;
+  throw UsageError("policy '" + name + "': expected keep or discard");
+}
+
+std::string tenant_state(const TenantObject& self) {
+  if (self.tenant->closed) return "CLOSED";
+  if (self.tenant->failed) return "FAILED";
+  const auto place = self.owner->device->place(self.tenant);
+  if (place.blocks_on_device == 0 && place.blocks > 0) return "HOST";
+  return place.all_mapped ? "RESIDENT" : "PARTIAL";
+}
+
+bool is_readable(const Region& region) {
+  const auto tenant = region.tenant.lock();
+  return tenant != nullptr && tenant->running && region.state == RegionState::resident;
+}
+
+void require_readable(const Region& region) {
+  if (is_readable(region)) return;
+  const auto tenant = region.tenant.lock();
+  const std::string name = tenant == nullptr ? "" : tenant->name;
+  Refusal refusal(Refusal::Kind::not_resident,
+                  "region " + region.tag + " of tenant " + name +
+                      " may not be touched now: its tenant does not run; resume it first");
+  refusal.tag = region.tag;
+  refusal.tenant = name;
+  refusal.job = tenant == nullptr ? "" : tenant->job;
+  throw refusal;
+}
+
+py::buffer_info buffer(SpanObject& self) {
+  if (self.owner->kind != "emulated") {
+    throw UsageError("memory of a GPU has no CPU view; use address");
+  }
+  const Region& region = *self.span->region();
+  require_readable(region);
+  emu::host_view(region.address(), true);
+  return {reinterpret_cast<std::uint8_t*>(self.span->address()),
+          static_cast<py::ssize_t>(self.span->bytes())};
+}
+
+py::list regions(const TenantObject& self) {
+  py::list result;
+  for (const auto& region : self.owner->device->place(self.tenant).regions) {
+    result.append(py::cast(RegionObject{self.owner, region}));
+  }
+  return result;
+}
+
+py::dict rescue(const TenantObject& self) {
+  std::map<std::string, std::vector<std::byte>> saved;
+  {
+    const py::gil_scoped_release release;
+    saved = self.owner->device->rescue(self.tenant);
+  }
+  py::dict result;
+  for (const auto& [tag, bytes] : saved) {
+    result[py::str(tag)] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return result;
+}
+
+template <class Object, class Member>
+void bind_identity(py::class_<Object>& type, Member member) {
+  type.def("__eq__", [member](const Object& self, const py::object& other) {
+        return py::isinstance<Object>(other) && self.*member == other.cast<const Object&>().*member;
+      })
+      .def("__hash__", [member](const Object& self) {
+        return reinterpret_cast<std::uintptr_t>((self.*member).get()) >> 4;
+      });
+}
+
+void bind_tenant(py::module_& module) {
+  py::class_<TenantObject> type(module, "Tenant");
+  bind_identity(type, &TenantObject::tenant);
+  type.def_property_readonly("name", [](const TenantObject& self) { return self.tenant->name; })
+      .def_property_readonly("job", [](const TenantObject& self) { return self.tenant->job; })
+      .def_property_readonly("device", [](const TenantObject& self) { return self.owner; })
+      .def_property_readonly("running",
+                             [](const TenantObject& self) { return self.tenant->running.load(); })
+      .def_property_readonly("state", &tenant_state, ReleaseGil())
+      .def_property_readonly("bytes",
+                             [](const TenantObject& self) {
+                               return self.owner->device->place(self.tenant).blocks *
+                                      self.owner->device->block_bytes();
+                             },
+                             ReleaseGil())
+      .def_property_readonly("bytes_resident",
+                             [](const TenantObject& self) {
+                               return self.owner->device->place(self.tenant).blocks_on_device *
+                                      self.owner->device->block_bytes();
+                             },
+                             ReleaseGil())
+      .def_property_readonly("regions", &regions)
+      .def("region",
+           [](const TenantObject& self, const std::string& tag, const std::string& policy,
+              Bytes reserve_bytes) {
+             return RegionObject{self.owner, self.owner->device->region(
+                                                 self.tenant, tag, policy_named(policy), reserve_bytes)};
+           },
+           py::arg("tag"), py::arg("policy") = "keep", py::arg("reserve_bytes") = 0, ReleaseGil())
+      .def("resume",
+           [](const TenantObject& self, double timeout_s) {
+             return ReportObject{self.owner->device->resume(self.tenant, timeout_s), self.owner->spec};
+           },
+           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def("suspend",
+           [](const TenantObject& self, double timeout_s) {
+             return ReportObject{self.owner->device->suspend(self.tenant, timeout_s), self.owner->spec};
+           },
+           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def("release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
+           ReleaseGil())
+      .def("rescue", &rescue)
+      .def("close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
+           ReleaseGil());
+}
+
+void bind_region(py::module_& module) {
+  py::class_<RegionObject> type(module, "Region");
+  bind_identity(type, &RegionObject::region);
+  type.def_property_readonly("tag", [](const RegionObject& self) { return self.region->tag; })
+      .def_property_readonly("policy",
+                             [](const RegionObject& self) {
+                               return self.region->policy == Policy::keep ? "keep" : "discard";
+                             })
+      .def_property_readonly("address", [](const RegionObject& self) { return self.region->address(); })
+      .def_property_readonly("bytes",
+                             [](const RegionObject& self) { return self.region->bytes_held.load(); })
+      .def_property_readonly("bytes_reserved",
+                             [](const RegionObject& self) { return self.region->reservation->bytes(); })
+      .def_property_readonly("bytes_allocated",
+                             [](const RegionObject& self) { return self.region->bytes_allocated(); })
+      .def_property_readonly("state",
+                             [](const RegionObject& self) { return state_name(self.region->state); })
+      .def_property_readonly("resident",
+                             [](const RegionObject& self) { return is_readable(*self.region); })
+      .def_property_readonly("generation",
+                             [](const RegionObject& self) { return self.region->generation.load(); })
+      .def("prepare",
+           [](const RegionObject& self, Bytes bytes) { self.owner->device->prepare(self.region, bytes); },
+           py::arg("bytes"), ReleaseGil())
+      .def("allocate",
+           [](const RegionObject& self, Bytes bytes, Bytes alignment) {
+             return SpanObject{self.owner, self.owner->device->allocate(self.region, bytes, alignment)};
+           },
+           py::arg("bytes"), py::arg("alignment") = 512, ReleaseGil());
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  bind_tenant(module);
+  bind_region(module);
+  py::class_<SpanObject> type(module, "Span", py::buffer_protocol());
+  bind_identity(type, &SpanObject::span);
+  type.def_buffer(&buffer)
+      .def_property_readonly("address", [](const SpanObject& self) { return self.span->address(); })
+      .def_property_readonly("offset", [](const SpanObject& self) { return self.span->offset(); })
+      .def_property_readonly("bytes", [](const SpanObject& self) { return self.span->bytes(); })
+      .def_property_readonly("region",
+                             [](const SpanObject& self) {
+                               return RegionObject{self.owner, self.span->region()};
+                             })
+      .def("__len__", [](const SpanObject& self) { return self.span->bytes(); });
+}
+
+}  // namespace weave::bindings

@@ -1,0 +1,102 @@
+#include "core/copy_engine.hpp"
+
+#include <algorithm>
+
+namespace weave {
+
+CopyEngine::Lane::Lane(const ContextRef& context)
+    : stream(context), started(context, cu::kEventDefault), ended(context, cu::kEventDefault) {
+  for (std::size_t index = 0; index < kWindow; ++index) {
+    done.push_back(std::make_unique<Event>(context));
+  }
+}
+
+CopyEngine::CopyEngine(const ContextRef& context)
+    : context_(context), table_(context->driver().table), out_(context), in_(context) {}
+
+Bytes CopyEngine::chunk_bytes(Bytes bytes, Bytes block_bytes) {
+  // Small enough that filling the pipeline costs 1/64 of the switch, large enough for the link.
+  constexpr Bytes kMin = Bytes{64} << 10;
+  constexpr Bytes kMax = Bytes{8} << 20;
+  return std::min(block_bytes, round_up(std::clamp(bytes / 64, kMin, kMax), 4096));
+}
+
+// Before chunk `index` goes into its lane: wait until the chunk one window earlier is complete.
+void CopyEngine::begin(Lane& lane, std::size_t index) {
+  if (!lane.used) {
+    lane.used = true;
+    cu::check(table_.event_record(lane.started.raw(), lane.stream.raw()), cu::Call::event_record);
+  }
+  if (index < kWindow) return;
+  cu::check(table_.event_synchronize(lane.done[index % kWindow]->raw()),
+            cu::Call::event_synchronize);
+}
+
+void CopyEngine::end(Lane& lane, std::size_t index) {
+  cu::check(table_.event_record(lane.done[index % kWindow]->raw(), lane.stream.raw()),
+            cu::Call::event_record);
+}
+
+void CopyEngine::run(std::span<const Chunk> outs, std::span<const Chunk> ins, Progress& progress) {
+  for (std::size_t index = 0; index < std::max(outs.size(), ins.size()); ++index) {
+    if (index < outs.size()) {
+      const Chunk& chunk = outs[index];
+      begin(out_, index);
+      cu::check(table_.memcpy_dtoh_async(chunk.host, chunk.device, chunk.bytes, out_.stream.raw()),
+                cu::Call::memcpy_dtoh_async, chunk.bytes);
+      progress.outs_issued = index + 1;
+      end(out_, index);
+    }
+    if (index < ins.size()) {
+      const Chunk& chunk = ins[index];
+      begin(in_, index);
+      // A chunk a whole window back is known to be complete: begin() has waited for it.
+      if (chunk.after >= 0 && static_cast<std::size_t>(chunk.after) + kWindow >= progress.outs_issued) {
+        const auto after = static_cast<std::size_t>(chunk.after);
+        WEAVE_ASSERT(after < progress.outs_issued, "an incoming chunk overtook the outgoing one");
+        cu::check(table_.stream_wait_event(in_.stream.raw(), out_.done[after % kWindow]->raw(), 0),
+                  cu::Call::stream_wait_event);
+      }
+      // Counted before the call: a submission that fails may still have been accepted.
+      progress.ins_issued = index + 1;
+      cu::check(table_.memcpy_htod_async(chunk.device, chunk.host, chunk.bytes, in_.stream.raw()),
+                cu::Call::memcpy_htod_async, chunk.bytes);
+      end(in_, index);
+    }
+  }
+  for (Lane* lane : {&out_, &in_}) {
+    if (!lane->used) continue;
+    cu::check(table_.event_record(lane->ended.raw(), lane->stream.raw()), cu::Call::event_record);
+  }
+}
+
+double CopyEngine::seconds(const Lane& lane) const {
+  float milliseconds = 0;
+  cu::check(table_.event_elapsed_time(&milliseconds, lane.started.raw(), lane.ended.raw()),
+            cu::Call::event_elapsed_time);
+  return static_cast<double>(milliseconds) / 1e3;
+}
+
+CopyEngine::Seconds CopyEngine::finish() {
+  Seconds taken;
+  for (Lane* lane : {&out_, &in_}) {
+    if (!lane->used) continue;
+    cu::check(table_.stream_synchronize(lane->stream.raw()), cu::Call::stream_synchronize);
+    (lane == &out_ ? taken.out : taken.in) = seconds(*lane);
+  }
+  out_.used = in_.used = false;
+  return taken;
+}
+
+bool CopyEngine::settle() noexcept {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (table_.stream_synchronize(out_.stream.raw()) == cu::kSuccess &&
+        table_.stream_synchronize(in_.stream.raw()) == cu::kSuccess) {
+      out_.used = in_.used = false;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace weave

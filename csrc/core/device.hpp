@@ -1,0 +1,117 @@
+// core/device.hpp: one device with its tenants, and every public operation on them. Each operation
+// is a transaction under the device's lock: it completes, or it throws and leaves one of the states
+// that transaction.hpp names.
+//
+// Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing calls
+// back up. Tenants, regions and spans may outlive the device; then they are closed.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/drain.hpp"
+#include "core/host_pool.hpp"
+#include "core/transaction.hpp"
+
+namespace weave {
+
+class Device {
+ public:
+  struct Options {
+    Bytes block_bytes = Bytes{64} << 20;  // rounded up to the device's granularity
+    Bytes host_budget = 0;                // for a pool of its own; 0: what the host has
+    std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
+  };
+  struct Stats {
+    int blocks_created = 0, blocks_free = 0, blocks_total = 0;
+    std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
+    Bytes bytes_out = 0, bytes_in = 0;
+  };
+
+  // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
+  Device(DriverRef driver, Options options);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  std::shared_ptr<Tenant> add_tenant(const std::string& name, const std::string& job);
+  // Get or create. reserve 0: as much as the device has. Throws UsageError if the policy differs.
+  std::shared_ptr<Region> region(const std::shared_ptr<Tenant>& tenant, const std::string& tag,
+                                 Policy policy, Bytes reserve);
+  // Space for `bytes`, growing the region by whole blocks from free frames, else from idle tenants.
+  // Throws Refusal (not_resident, growth_refused, host_memory), DriverError.
+  std::shared_ptr<Span> allocate(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
+  // Grow so that the next allocate() calls, up to `bytes` in all, need not.
+  void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
+
+  SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
+  SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
+  SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
+                         const std::shared_ptr<Tenant>& incoming, double drain_timeout_s);
+  // Stop running; slots stay until somebody needs their frames.
+  void release(const std::shared_ptr<Tenant>& tenant);
+  // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
+  std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
+
+  // Plain pinned copies through the table. pre: no tenant holds frames. Throws UsageError.
+  LinkRates calibrate(Bytes bytes);
+
+  void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
+  // Ends everything; never throws, twice is fine. Later operations throw UsageError.
+  void close() noexcept;
+
+  // Where a tenant is now.
+  struct Place {
+    std::size_t blocks = 0;
+    std::size_t blocks_on_device = 0;
+    bool all_mapped = false;
+    std::vector<std::shared_ptr<Region>> regions;
+  };
+  Place place(const std::shared_ptr<Tenant>& tenant) const;
+
+  bool closed() const;
+  Stats stats() const;
+  std::vector<std::shared_ptr<Tenant>> tenants() const;
+  Bytes capacity() const { return capacity_; }
+  Bytes usable() const;
+  Bytes block_bytes() const { return block_bytes_; }
+  const std::shared_ptr<HostPool>& host_pool() const { return host_pool_; }
+  const Driver& driver() const { return *driver_; }
+
+ private:
+  Transaction::Tools tools() { return {*driver_, *frames_, *engine_}; }
+  void require_open() const;
+  void require_usable(const Tenant& tenant) const;
+  void retry_unfinished() noexcept;
+  void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
+  std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
+  SwitchReport transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
+                        const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming,
+                        double drain_timeout_s);
+  [[noreturn]] void roll_back(std::unique_ptr<Transaction> transaction,
+                              const std::shared_ptr<Tenant>& outgoing);
+  void start(Tenant& tenant);
+  void stop(Tenant& tenant);
+  void drop_slots(Tenant& tenant) noexcept;
+
+  mutable std::mutex mutex_;
+  DriverRef driver_;
+  ContextRef context_;
+  Bytes capacity_ = 0;
+  Bytes block_bytes_ = 0;
+  std::shared_ptr<HostPool> host_pool_;
+  std::unique_ptr<Frames> frames_;
+  std::unique_ptr<CopyEngine> engine_;
+  std::unique_ptr<Drain> drain_;
+  std::vector<std::shared_ptr<Tenant>> tenants_;
+  std::unique_ptr<Transaction> unfinished_;  // an undo that could not be finished yet
+  std::optional<LinkRates> rates_;
+  std::uint64_t turn_ = 0;
+  Stats stats_;
+};
+
+}  // namespace weave

@@ -1,0 +1,70 @@
+#include "core/driver.hpp"
+
+namespace weave {
+
+namespace {
+
+// A destroyed context has taken its streams, events and registrations with it.
+bool is_gone(cu::Status status) {
+  return status == cu::kContextIsDestroyed || status == cu::kInvalidHandle;
+}
+
+}  // namespace
+
+Driver::~Driver() {
+  // Nobody is left to retry: say what stays behind, unless removing the device takes it along.
+  if (retry_buried() != 0 && !closer_) {
+    for (const auto& grave : buried_) cu::report(cu::kUnknown, grave.call);
+  }
+  if (closer_) closer_();
+}
+
+void Driver::undo(cu::Call call, Undo undo) noexcept {
+  const cu::Status status = undo(table);
+  if (status == cu::kSuccess || status == cu::kDeinitialized) return;
+  if (is_gone(status)) return;
+  const std::lock_guard lock(mutex_);
+  buried_.push_back({call, std::move(undo)});
+}
+
+std::size_t Driver::retry_buried() noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(buried_, [&](const Grave& grave) {
+    const cu::Status status = grave.undo(table);
+    return status == cu::kSuccess || is_gone(status);
+  });
+  return buried_.size();
+}
+
+Context::Context(DriverRef driver) : driver_(std::move(driver)) {
+  cu::check(driver_->table.primary_ctx_retain(&context_, driver_->ordinal),
+            cu::Call::primary_ctx_retain);
+}
+
+Context::~Context() {
+  driver_->undo(cu::Call::primary_ctx_release, [ordinal = driver_->ordinal](const cu::Table& table) {
+    return table.primary_ctx_release(ordinal);
+  });
+}
+
+ContextScope::ContextScope(const Context& context) : table_(context.driver().table) {
+  cu::check(table_.ctx_push_current(context.raw()), cu::Call::ctx_push_current);
+  if (table_.thread_exchange_capture_mode != nullptr) {
+    mode_exchanged_ = table_.thread_exchange_capture_mode(&capture_mode_) == cu::kSuccess;
+  }
+}
+
+ContextScope::~ContextScope() {
+  if (mode_exchanged_) {
+    if (const auto status = table_.thread_exchange_capture_mode(&capture_mode_)) {
+      cu::report(status, cu::Call::thread_exchange_capture_mode);
+    }
+  }
+  cu::Context popped = nullptr;
+  // A second try: leaving our context current would let a trainer's next call land on our device.
+  if (table_.ctx_pop_current(&popped) != cu::kSuccess) {
+    cu::report(table_.ctx_pop_current(&popped), cu::Call::ctx_pop_current);
+  }
+}
+
+}  // namespace weave

@@ -1,0 +1,99 @@
+// core/region.hpp: a tenant and its regions, as data. What happens to them is decided in
+// residency.cpp and done in transaction.cpp; only the owning Device calls those, under its lock.
+// Flags that another thread may ask for at any time are atomic.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/host_pool.hpp"
+#include "core/space.hpp"
+#include "core/vmm.hpp"
+
+namespace weave {
+
+class Tenant;
+
+// One block's worth of a region. `frame` set and `host_valid` false: the device copy is the truth.
+// `frame` set and unmapped only in a suspended tenant. Neither set: contents are lost (discard).
+struct Slot {
+  FrameId frame = kNoFrame;
+  Mapping mapping;          // of the frame's block at the region's own address
+  Extent host;              // for `keep`; taken with the slot, so that a switch never allocates
+  bool host_valid = false;
+};
+
+class Region {
+ public:
+  Region(std::weak_ptr<Tenant> tenant, std::string tag, Policy policy,
+         std::shared_ptr<Reservation> reservation, Bytes block_bytes);
+
+  const std::string tag;
+  const Policy policy;
+  const std::weak_ptr<Tenant> tenant;
+  const Bytes block_bytes;
+  const std::shared_ptr<Reservation> reservation;
+  std::vector<Slot> slots;
+  std::atomic<RegionState> state{RegionState::resident};
+  std::atomic<std::uint64_t> generation{0};  // +1 whenever `discard` lost contents
+  std::atomic<Bytes> bytes_held{0};          // slots * block bytes, for readers without the lock
+
+  cu::DevicePtr address() const { return reservation->address(); }
+  cu::DevicePtr slot_address(std::size_t slot) const {
+    return address() + static_cast<Bytes>(slot) * block_bytes;
+  }
+  // pre for the two: the tenant runs; both are called under the Device's lock.
+  std::optional<Bytes> take(Bytes bytes, Bytes alignment);
+  Bytes shortage(Bytes bytes, Bytes alignment) const;
+  // Any thread, also after the device closed: a dropped tensor gives its bytes back.
+  void give_back(Bytes offset, Bytes bytes);
+  void grow_space();
+  Bytes bytes_allocated() const;
+
+ private:
+  mutable std::mutex space_mutex_;  // leaf lock
+  Space space_;
+};
+
+class Tenant {
+ public:
+  Tenant(std::string name_, std::string job_) : name(std::move(name_)), job(std::move(job_)) {}
+
+  const std::string name;
+  const std::string job;
+  std::vector<std::shared_ptr<Region>> regions;
+  std::atomic<bool> running{false};
+  std::atomic<bool> failed{false};
+  std::atomic<bool> closed{false};
+  std::uint64_t last_turn = 0;  // the device's turn counter when it last ran
+
+  std::size_t slots() const;
+  std::size_t slots_on_device() const;
+  bool all_mapped() const;
+  // Bring every region's `state` in line with its slots.
+  void refresh_states();
+};
+
+// Part of a region handed to a tensor; dropping it gives the bytes back.
+class Span {
+ public:
+  Span(std::shared_ptr<Region> region, Bytes offset, Bytes bytes)
+      : region_(std::move(region)), offset_(offset), bytes_(bytes) {}
+  ~Span() { region_->give_back(offset_, bytes_); }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+  const std::shared_ptr<Region>& region() const { return region_; }
+  cu::DevicePtr address() const { return region_->address() + offset_; }
+  Bytes offset() const { return offset_; }
+  Bytes bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Region> region_;
+  Bytes offset_;
+  Bytes bytes_;
+};
+
+}  // namespace weave

@@ -1,0 +1,16 @@
+#include "core/report.hpp"
+
+#include <algorithm>
+
+namespace weave {
+
+double limit_seconds(const LinkRates& rates, Bytes out, Bytes in) {
+  const auto out_bytes = static_cast<double>(out);
+  const auto in_bytes = static_cast<double>(in);
+  const double both = std::min(out_bytes / rates.d2h_duplex, in_bytes / rates.h2d_duplex);
+  const double rest = std::max((out_bytes - both * rates.d2h_duplex) / rates.d2h,
+                               (in_bytes - both * rates.h2d_duplex) / rates.h2d);
+  return both + std::max(rest, 0.0);
+}
+
+}  // namespace weave

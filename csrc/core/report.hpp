@@ -1,0 +1,38 @@
+// core/report.hpp: what one suspend, resume or switch did, and how long each part took.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/types.hpp"
+
+namespace weave {
+
+// Rates of plain pinned copies through the driver table, in bytes per second: each direction alone,
+// and each while both run. Measured by calibrate().
+struct LinkRates {
+  double h2d = 0, d2h = 0, h2d_duplex = 0, d2h_duplex = 0;
+};
+
+struct SwitchReport {
+  std::vector<std::string> outgoing;  // tenants that gave up slots
+  std::string incoming;               // empty for a suspend
+  Bytes bytes_out = 0;                // copied to the host
+  Bytes bytes_in = 0;                 // copied to the device
+  Bytes bytes_skipped = 0;            // of the tenants concerned, not copied
+  std::size_t blocks_remapped = 0;
+  std::int64_t started_ns = 0;
+  double seconds = 0;  // start of drain until the incoming tenant may run
+  double drain_s = 0;
+  double map_s = 0;
+  double out_s = 0;
+  double in_s = 0;
+  std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
+};
+
+// The shortest time in which the link can move these bytes: both directions at their duplex rates
+// until the shorter is done, then the rest one way.
+double limit_seconds(const LinkRates& rates, Bytes out, Bytes in);
+
+}  // namespace weave

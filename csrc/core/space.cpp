@@ -1,0 +1,55 @@
+#include "core/space.hpp"
+
+#include <algorithm>
+
+namespace weave {
+
+std::optional<Bytes> Space::take(Bytes bytes, Bytes alignment) {
+  for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
+    const auto [begin, length] = *hole;
+    const Bytes offset = round_up(begin, alignment);
+    if (offset + bytes > begin + length) continue;
+    free_.erase(hole);
+    if (offset > begin) free_[begin] = offset - begin;
+    if (offset + bytes < begin + length) free_[offset + bytes] = begin + length - offset - bytes;
+    used_ += bytes;
+    return offset;
+  }
+  return std::nullopt;
+}
+
+void Space::give_back(Bytes offset, Bytes bytes) {
+  used_ -= bytes;
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == offset) {
+      previous->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+void Space::grow(Bytes size) {
+  if (size == size_) return;
+  used_ += size - size_;  // give_back() takes it off again
+  give_back(size_, size - size_);
+  size_ = size;
+}
+
+Bytes Space::shortage(Bytes bytes, Bytes alignment) const {
+  Bytes tail = size_;  // where the last hole begins, if it reaches the end
+  if (!free_.empty()) {
+    const auto& [begin, length] = *free_.rbegin();
+    if (begin + length == size_) tail = begin;
+  }
+  const Bytes end = round_up(tail, alignment) + bytes;
+  return end > size_ ? end - size_ : 0;
+}
+
+}  // namespace weave

@@ -1,0 +1,72 @@
+// core/transaction.hpp: one hand-over of frames, all or nothing. `outs` leave the device, `ins` come
+// in; some take each other's frames. run() either completes or throws, and then undo() leads to the
+// first reachable of: everything as it was; every byte of the outgoing slots in its frame or in a
+// complete host copy, the incoming ones still on the host. Until undo() returns true the tenants
+// concerned count as failed, and the device tries again before its next operation.
+// Lock: the owning Device's. pre for all: the context is current.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/copy_engine.hpp"
+#include "core/frames.hpp"
+#include "core/report.hpp"
+#include "core/residency.hpp"
+
+namespace weave {
+
+class Transaction {
+ public:
+  struct Tools {
+    const Driver& driver;
+    Frames& frames;
+    CopyEngine& engine;
+  };
+
+  Transaction(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins);
+
+  // Throws DriverError. Fills bytes, blocks_remapped, map_s, out_s and in_s of the report.
+  void run(const Tools& tools, SwitchReport& report);
+
+  enum class Undone { restored, on_host, impossible };
+  // After run() threw; may be called again while it returns `impossible`. Never throws.
+  // restored: as before. on_host: no byte lost, but the outgoing slots are not all mapped.
+  Undone undo(const Tools& tools) noexcept;
+
+  bool concerns(const Tenant& tenant) const;
+  // The tenants whose slots this hand-over touches.
+  std::vector<std::shared_ptr<Tenant>> tenants() const;
+
+ private:
+  struct Out {
+    SlotRef ref;
+    FrameId frame;
+    bool copies;            // `keep` without a valid host copy
+    Bytes bytes_copied = 0;       // its first bytes that are complete on the host
+    Bytes bytes_overwritten = 0;  // its first bytes that may be overwritten in the frame
+  };
+  struct In {
+    SlotRef ref;
+    FrameId frame;
+    bool copies;         // there is a host copy to bring in
+    int out = -1;        // index of the Out whose frame it takes
+    bool from_pool = false;  // the frame came from the pool and goes back on undo
+    Mapping mapping = {};  // moves into the slot on commit
+  };
+
+  void unmap_outs(const Tools& tools);
+  void assign_frames(const Tools& tools);
+  void copy(const Tools& tools, Bytes chunk);
+  void note_progress(const CopyEngine::Progress& progress, Bytes chunk);
+  void map_ins(const Tools& tools);
+  void commit(const Tools& tools, SwitchReport& report) noexcept;
+  void restore(const Tools& tools);
+  void keep_on_host(const Tools& tools);
+
+  std::vector<Out> outs_;
+  std::vector<In> ins_;
+  Bytes block_bytes_ = 0;
+};
+
+}  // namespace weave

@@ -1,0 +1,59 @@
+// core/types.hpp: the nouns of the core, once.
+//
+//   device       one GPU, real or emulated, reached only through a driver table
+//   block        one physical allocation on a device, whole, recycled
+//   frame        the place of one block in the device's pool; its number is its home address
+//   home         the address where a block is mapped for life and where only the engine copies
+//   region       a reserved, never-moving range of addresses that holds one tag of one tenant
+//   slot         one block's worth of a region; its bytes are in a frame, in an extent, or both
+//   extent       one slot's share of the pinned host pool
+//   tenant       everything one job keeps on one device for one pool, suspended and resumed as one
+//   running      a tenant whose phase holds the device; its blocks never leave
+//   idle         not running; its slots stay on the device until somebody needs the frames
+//   move         one slot that leaves (Out) or enters (In) in a switch
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weave {
+
+using Bytes = std::uint64_t;
+using FrameId = int;
+inline constexpr FrameId kNoFrame = -1;
+
+// What survives a suspend. `keep`: the device copy is the truth and is copied out. `discard`:
+// nothing survives; the owner writes before it reads.
+enum class Policy { keep, discard };
+
+enum class RegionState { resident, leaving, host, entering, discarded, failed };
+
+// A typed refusal that is neither the driver's fault nor a broken `pre:`; bindings turn each kind
+// into the exception class of the same name.
+struct Refusal : std::exception {
+  enum class Kind {
+    not_resident,
+    resume_failed,
+    growth_refused,
+    host_memory,
+    drain_timeout,
+    tenant_failed,
+    device_not_found,
+  };
+  Refusal(Kind kind_, std::string text_) : kind(kind_), text(std::move(text_)) {}
+  const char* what() const noexcept override { return text.c_str(); }
+
+  Kind kind;
+  std::string text;
+  std::string job, tenant, tag;      // not_resident
+  std::vector<std::string> holders;  // resume_failed
+  Bytes bytes_needed = 0;
+  Bytes bytes_available = 0;
+  Bytes bytes_usable = 0;
+};
+
+constexpr Bytes round_up(Bytes bytes, Bytes unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace weave

@@ -1,0 +1,83 @@
+#include "core/vmm.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace weave {
+
+Block::Block(DriverRef driver, Bytes bytes, bool gpu_direct)
+    : driver_(std::move(driver)), bytes_(bytes) {
+  cu::MemAllocationProp prop{};
+  prop.type = cu::kAllocationPinned;
+  prop.location = {cu::kLocationDevice, driver_->ordinal};
+  prop.alloc_flags.gpu_direct_rdma_capable = gpu_direct ? 1 : 0;
+  cu::check(driver_->table.mem_create(&handle_, bytes_, &prop, 0), cu::Call::mem_create, bytes_);
+}
+
+Block::~Block() {
+  driver_->undo(cu::Call::mem_release,
+                [handle = handle_](const cu::Table& table) { return table.mem_release(handle); });
+}
+
+Reservation::Reservation(DriverRef driver, Bytes bytes) : driver_(std::move(driver)), bytes_(bytes) {
+  cu::check(driver_->table.mem_address_reserve(&address_, bytes_, 0, 0, 0),
+            cu::Call::mem_address_reserve, bytes_);
+}
+
+Reservation::~Reservation() {
+  driver_->undo(cu::Call::mem_address_free,
+                [address = address_, bytes = bytes_](const cu::Table& table) {
+                  return table.mem_address_free(address, bytes);
+                });
+}
+
+Mapping::Mapping(std::shared_ptr<Reservation> reservation, std::shared_ptr<Block> block,
+                 Bytes offset) {
+  const cu::DevicePtr address = reservation->address() + offset;
+  cu::check(reservation->driver()->table.mem_map(address, block->bytes(), 0, block->handle(), 0),
+            cu::Call::mem_map, block->bytes());
+  reservation_ = std::move(reservation);
+  block_ = std::move(block);
+  address_ = address;
+}
+
+Mapping::~Mapping() { *this = Mapping{}; }
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this == &other) return *this;
+  if (block_ != nullptr) {
+    reservation_->driver()->undo(cu::Call::mem_unmap,
+                                 [address = address_, bytes = block_->bytes()](
+                                     const cu::Table& table) { return table.mem_unmap(address, bytes); });
+  }
+  reservation_ = std::move(other.reservation_);
+  block_ = std::move(other.block_);
+  address_ = std::exchange(other.address_, 0);
+  return *this;
+}
+
+void Mapping::unmap_all(std::span<Mapping* const> mappings) {
+  std::vector<Mapping*> ordered(mappings.begin(), mappings.end());
+  std::ranges::sort(ordered, {}, &Mapping::address_);
+  for (std::size_t begin = 0; begin < ordered.size();) {
+    std::size_t end = begin + 1;
+    Bytes bytes = ordered[begin]->bytes();
+    while (end < ordered.size() && ordered[end]->continues(*ordered[begin], bytes)) {
+      bytes += ordered[end++]->bytes();
+    }
+    const auto& table = ordered[begin]->reservation_->driver()->table;
+    cu::check(table.mem_unmap(ordered[begin]->address_, bytes), cu::Call::mem_unmap, bytes);
+    for (; begin < end; ++begin) {
+      ordered[begin]->block_.reset();
+      ordered[begin]->reservation_.reset();
+    }
+  }
+}
+
+void set_access(const Driver& driver, cu::DevicePtr address, Bytes bytes) {
+  const cu::MemAccessDesc desc{{cu::kLocationDevice, driver.ordinal}, cu::kAccessReadWrite};
+  cu::check(driver.table.mem_set_access(address, bytes, &desc, 1), cu::Call::mem_set_access, bytes);
+}
+
+}  // namespace weave

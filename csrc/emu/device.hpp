@@ -1,0 +1,136 @@
+// emu/device.hpp: one emulated device (its queues, engines, ledger) and the one emulated driver of
+// the process that all devices belong to. Lock order: slow, registry, memory, DeviceState::mutex;
+// a catalogue's and an event's own lock are innermost. No lock is held while copying or sleeping,
+// except `slow`, which a registration holds on purpose.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <map>
+#include <thread>
+
+#include "emu/catalogue.hpp"
+#include "emu/emulator.hpp"
+#include "emu/objects.hpp"
+
+namespace weave::emu {
+
+// One copy engine. busy: a copy's modelled interval, open while the copy runs.
+struct Engine {
+  bool running = false;
+  std::int64_t begin_ns = 0;
+  std::int64_t free_at_ns = 0;  // modelled end of the last copy
+};
+
+struct DeviceState : std::enable_shared_from_this<DeviceState> {
+  DeviceState(const Spec& wanted, int number);
+
+  const Spec spec;
+  const int ordinal;
+  cu::Uuid uuid{};
+  bool limited = false;
+  std::atomic<bool> removed{false};
+  std::atomic<std::uint64_t> descriptors{0};
+  std::atomic<std::uint64_t> pageable_copies{0};
+
+  // What documentation leaves open is decided by the next draw from the seed.
+  std::uint64_t draw();
+  bool coin() { return (draw() >> 32U) % 2 == 0; }
+
+  // Guarded by Driver::memory.
+  std::uint64_t bytes_used = 0;
+  std::uint64_t contexts = 0;  // each holds context_bytes
+  std::uint64_t handles = 0;
+  std::uint64_t mappings = 0;
+  std::uint64_t bytes_free() const;
+
+  // Guarded by Driver::registry.
+  std::shared_ptr<ContextState> primary;
+  unsigned retains = 0;
+
+  // The queues, guarded by `mutex`. `work` wakes engines, `done` wakes whoever waits for completion.
+  std::mutex mutex;
+  std::condition_variable work;
+  std::condition_variable done;
+  std::vector<std::shared_ptr<StreamState>> streams;  // also destroyed ones with work pending
+  std::array<std::vector<Engine>, 2> engines;         // by direction
+  std::uint64_t last_sequence = 0;
+  bool stopping = false;
+  std::vector<std::weak_ptr<DeviceState>> wakes;  // devices to look again once `mutex` is free
+
+  std::vector<std::thread> threads;
+
+ private:
+  std::atomic<std::uint64_t> random_;
+};
+
+// Holds a device's mutex; on release lets other devices look again whose streams waited for a
+// record that completed meanwhile. Do not wait on `lock` after pump() in the same scope.
+class Locked {
+ public:
+  explicit Locked(DeviceState& device) : device_(device), lock(device.mutex) {}
+  ~Locked();
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  DeviceState& device_;
+
+ public:
+  std::unique_lock<std::mutex> lock;
+};
+
+struct Driver {
+  std::atomic<bool> initialized{false};
+  std::atomic<bool> forked{false};
+
+  std::mutex slow;      // one mapping or registering call at a time
+  std::mutex registry;  // devices, primary contexts
+  std::mutex memory;    // reservations, mappings, registrations, ledgers
+
+  std::vector<std::shared_ptr<DeviceState>> devices;  // by ordinal, null once removed
+  std::map<cu::DevicePtr, Reservation> reservations;
+  std::map<std::uintptr_t, std::shared_ptr<Registration>> registrations;
+
+  Catalogue<AllocReference> handles{1};
+  Catalogue<ContextState> contexts{2};
+  Catalogue<StreamState> streams{3};
+  Catalogue<EventState> events{4};
+};
+
+// The driver of this process. Never destroyed: engine threads may outlive static destructors.
+Driver& driver();
+
+// Null when there is no such device (any more).
+std::shared_ptr<DeviceState> find_device(int ordinal);
+
+// queue.cpp. pre: the device's mutex is held.
+// Retires everything that needs no engine, drops the work of failed contexts, wakes the others.
+void pump(DeviceState& device);
+// Work of the other streams that must be over before the stream's head may start: none left.
+bool is_unblocked(const DeviceState& device, const StreamState& stream);
+// The modelled instant from which the stream's head may run.
+std::int64_t ready_at_ns(const DeviceState& device, const StreamState& stream);
+void pop_front(StreamState& stream);
+// The head is a copy for this direction, and may start.
+bool is_ready(const DeviceState& device, const StreamState& stream, int direction);
+
+// queue.cpp, without the mutex.
+// Appends to the stream; blocks while it is full.
+cu::Status enqueue(StreamState& stream, const std::shared_ptr<Operation>& operation);
+// Waits for the work that these have now; `stream` null: every stream of the context.
+cu::Status wait_for(ContextState& context, const StreamState* stream);
+bool has_work(ContextState& context, const StreamState* stream);
+
+// engine.cpp
+void start_engines(const std::shared_ptr<DeviceState>& device);
+void stop_engines(DeviceState& device);
+bool run_next(DeviceState& device, int direction);
+
+// context.cpp. Its pending work is dropped, its streams, events and registrations end.
+void destroy_context(const std::shared_ptr<ContextState>& context);
+
+// memory.cpp. Unmaps and forgets everything of the device.
+void free_memory(DeviceState& device);
+
+}  // namespace weave::emu
