@@ -15,6 +15,12 @@ namespace weave::bindings {
 namespace py = pybind11;
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
+// A property getter that takes a lock of the core: the GIL is released while it waits.
+template <class Getter>
+py::cpp_function locked(Getter getter) {
+  return {std::move(getter), ReleaseGil()};
+}
+
 // A device as Python holds it: the core's device, and what only bindings know about it.
 struct DeviceObject {
   std::shared_ptr<Device> device;

@@ -44,8 +44,8 @@ std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options
     throw not_found("device " + text + ": this machine has " + std::to_string(count) + " GPU(s)");
   }
   auto object = std::make_shared<DeviceObject>();
-  object->device = std::make_shared<Device>(std::make_shared<Driver>(loaded.table, ordinal),
-                                            std::move(options));
+  object->device =
+      std::make_shared<Device>(std::make_shared<Driver>(loaded.table, ordinal), std::move(options));
   object->spec = text;
   object->kind = "cuda";
   object->driver_version = loaded.driver_version;
@@ -74,8 +74,8 @@ std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject
   return object;
 }
 
-ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing, const TenantObject& incoming,
-                       double drain_timeout_s) {
+ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing,
+                       const TenantObject& incoming, double drain_timeout_s) {
   return {self.device->hand_over(outgoing == nullptr ? nullptr : outgoing->tenant, incoming.tenant,
                                  drain_timeout_s),
           self.spec};
@@ -99,7 +99,8 @@ py::dict calibrate(DeviceObject& self, Bytes bytes) {
 
 py::list tenants(const std::shared_ptr<DeviceObject>& self) {
   py::list result;
-  for (const auto& tenant : self->device->tenants()) result.append(py::cast(TenantObject{self, tenant}));
+  for (const auto& tenant : self->device->tenants())
+    result.append(py::cast(TenantObject{self, tenant}));
   return result;
 }
 
@@ -107,10 +108,13 @@ void bind_host_pool(py::module_& module) {
   py::class_<HostPoolObject>(module, "HostPool")
       .def_property_readonly("budget_bytes",
                              [](const HostPoolObject& self) { return self.pool->budget(); })
-      .def_property_readonly("bytes_registered",
-                             [](const HostPoolObject& self) { return self.pool->registered(); })
-      .def_property_readonly("bytes_used", [](const HostPoolObject& self) { return self.pool->used(); })
-      .def_property_readonly("pieces", [](const HostPoolObject& self) { return self.pool->pieces(); });
+      .def_property_readonly("bytes_registered", locked([](const HostPoolObject& self) {
+                               return self.pool->registered();
+                             }))
+      .def_property_readonly("bytes_used",
+                             locked([](const HostPoolObject& self) { return self.pool->used(); }))
+      .def_property_readonly(
+          "pieces", locked([](const HostPoolObject& self) { return self.pool->pieces(); }));
 }
 
 }  // namespace
@@ -131,27 +135,31 @@ void bind_device(py::module_& module) {
       .def_property_readonly("capacity_bytes",
                              [](const DeviceObject& self) { return self.device->capacity(); })
       .def_property_readonly("usable_bytes",
-                             [](const DeviceObject& self) { return self.device->usable(); }, ReleaseGil())
+                             locked([](const DeviceObject& self) { return self.device->usable(); }))
       .def_property_readonly("block_bytes",
                              [](const DeviceObject& self) { return self.device->block_bytes(); })
       .def_property_readonly("host_pool",
                              [](const DeviceObject& self) { return HostPoolObject{self.pool}; })
       .def_property_readonly("tenants", &tenants)
-      .def_property_readonly("closed", [](const DeviceObject& self) { return self.device->closed(); },
-                             ReleaseGil())
-      .def("add_tenant",
-           [](const std::shared_ptr<DeviceObject>& self, const std::string& name,
-              const std::string& job) { return TenantObject{self, self->device->add_tenant(name, job)}; },
-           py::arg("name"), py::arg("job") = "", ReleaseGil())
+      .def_property_readonly("closed",
+                             locked([](const DeviceObject& self) { return self.device->closed(); }))
+      .def(
+          "add_tenant",
+          [](const std::shared_ptr<DeviceObject>& self, const std::string& name,
+             const std::string& job) {
+            return TenantObject{self, self->device->add_tenant(name, job)};
+          },
+          py::arg("name"), py::arg("job") = "", ReleaseGil())
       .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
            py::arg("drain_timeout_s") = 60.0, ReleaseGil())
       .def("calibrate", &calibrate, py::arg("bytes") = 0)
       .def("now_ns", [](const DeviceObject& self) { return self.device->driver().table.now_ns(); })
-      .def("sleep_until_ns",
-           [](const DeviceObject& self, std::int64_t deadline_ns) {
-             self.device->driver().table.sleep_until_ns(deadline_ns);
-           },
-           py::arg("deadline_ns"), ReleaseGil())
+      .def(
+          "sleep_until_ns",
+          [](const DeviceObject& self, std::int64_t deadline_ns) {
+            self.device->driver().table.sleep_until_ns(deadline_ns);
+          },
+          py::arg("deadline_ns"), ReleaseGil())
       .def("stats", &stats)
       .def("census", &census)
       .def("close", [](DeviceObject& self) { self.device->close(); }, ReleaseGil());

@@ -43,7 +43,8 @@ class FaultScopeObject {
 
 py::dict call_counts(const std::string& kind) {
   if (kind != "emulated" && kind != "cuda") throw UsageError("kind is 'emulated' or 'cuda'");
-  const auto counts = cu::call_counts(kind == "cuda" ? cu::Upstream::loaded : cu::Upstream::emulated);
+  const auto counts =
+      cu::call_counts(kind == "cuda" ? cu::Upstream::loaded : cu::Upstream::emulated);
   py::dict result;
   for (int call = 0; call < cu::kCallCount; ++call) {
     result[py::str(std::string{cu::info(static_cast<cu::Call>(call)).field})] =
@@ -96,7 +97,8 @@ py::list cuda_devices(const LoadedDriver& driver) {
     } catch (const DriverError& error) {
       device["error"] = error.what();
     }
-    if (driver.table.device_total_mem(&bytes, ordinal) == cu::kSuccess) device["total_bytes"] = bytes;
+    if (driver.table.device_total_mem(&bytes, ordinal) == cu::kSuccess)
+      device["total_bytes"] = bytes;
     devices.append(device);
   }
   return devices;

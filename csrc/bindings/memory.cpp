@@ -9,12 +9,18 @@ namespace {
 
 const char* state_name(RegionState state) {
   switch (state) {
-    case RegionState::resident: return "RESIDENT";
-    case RegionState::leaving: return "LEAVING";
-    case RegionState::host: return "HOST";
-    case RegionState::entering: return "ENTERING";
-    case RegionState::discarded: return "DISCARDED";
-    case RegionState::failed: return "FAILED";
+    case RegionState::resident:
+      return "RESIDENT";
+    case RegionState::leaving:
+      return "LEAVING";
+    case RegionState::host:
+      return "HOST";
+    case RegionState::entering:
+      return "ENTERING";
+    case RegionState::discarded:
+      return "DISCARDED";
+    case RegionState::failed:
+      return "FAILED";
   }
   return "";
 }
@@ -85,9 +91,11 @@ py::dict rescue(const TenantObject& self) {
 
 template <class Object, class Member>
 void bind_identity(py::class_<Object>& type, Member member) {
-  type.def("__eq__", [member](const Object& self, const py::object& other) {
-        return py::isinstance<Object>(other) && self.*member == other.cast<const Object&>().*member;
-      })
+  type.def("__eq__",
+           [member](const Object& self, const py::object& other) {
+             return py::isinstance<Object>(other) &&
+                    self.*member == other.cast<const Object&>().*member;
+           })
       .def("__hash__", [member](const Object& self) {
         return reinterpret_cast<std::uintptr_t>((self.*member).get()) >> 4;
       });
@@ -101,42 +109,46 @@ void bind_tenant(py::module_& module) {
       .def_property_readonly("device", [](const TenantObject& self) { return self.owner; })
       .def_property_readonly("running",
                              [](const TenantObject& self) { return self.tenant->running.load(); })
-      .def_property_readonly("state", &tenant_state, ReleaseGil())
-      .def_property_readonly("bytes",
-                             [](const TenantObject& self) {
+      .def_property_readonly("state", locked(&tenant_state))
+      .def_property_readonly("bytes", locked([](const TenantObject& self) {
                                return self.owner->device->place(self.tenant).blocks *
                                       self.owner->device->block_bytes();
-                             },
-                             ReleaseGil())
-      .def_property_readonly("bytes_resident",
-                             [](const TenantObject& self) {
+                             }))
+      .def_property_readonly("bytes_resident", locked([](const TenantObject& self) {
                                return self.owner->device->place(self.tenant).blocks_on_device *
                                       self.owner->device->block_bytes();
-                             },
-                             ReleaseGil())
+                             }))
       .def_property_readonly("regions", &regions)
-      .def("region",
-           [](const TenantObject& self, const std::string& tag, const std::string& policy,
-              Bytes reserve_bytes) {
-             return RegionObject{self.owner, self.owner->device->region(
-                                                 self.tenant, tag, policy_named(policy), reserve_bytes)};
-           },
-           py::arg("tag"), py::arg("policy") = "keep", py::arg("reserve_bytes") = 0, ReleaseGil())
-      .def("resume",
-           [](const TenantObject& self, double timeout_s) {
-             return ReportObject{self.owner->device->resume(self.tenant, timeout_s), self.owner->spec};
-           },
-           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
-      .def("suspend",
-           [](const TenantObject& self, double timeout_s) {
-             return ReportObject{self.owner->device->suspend(self.tenant, timeout_s), self.owner->spec};
-           },
-           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
-      .def("release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
-           ReleaseGil())
+      .def(
+          "region",
+          [](const TenantObject& self, const std::string& tag, const std::string& policy,
+             Bytes reserve_bytes) {
+            return RegionObject{
+                self.owner,
+                self.owner->device->region(self.tenant, tag, policy_named(policy), reserve_bytes)};
+          },
+          py::arg("tag"), py::arg("policy") = "keep", py::arg("reserve_bytes") = 0, ReleaseGil())
+      .def(
+          "resume",
+          [](const TenantObject& self, double timeout_s) {
+            return ReportObject{self.owner->device->resume(self.tenant, timeout_s),
+                                self.owner->spec};
+          },
+          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def(
+          "suspend",
+          [](const TenantObject& self, double timeout_s) {
+            return ReportObject{self.owner->device->suspend(self.tenant, timeout_s),
+                                self.owner->spec};
+          },
+          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def(
+          "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
+          ReleaseGil())
       .def("rescue", &rescue)
-      .def("close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
-           ReleaseGil());
+      .def(
+          "close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
+          ReleaseGil());
 }
 
 void bind_region(py::module_& module) {
@@ -147,27 +159,35 @@ void bind_region(py::module_& module) {
                              [](const RegionObject& self) {
                                return self.region->policy == Policy::keep ? "keep" : "discard";
                              })
-      .def_property_readonly("address", [](const RegionObject& self) { return self.region->address(); })
-      .def_property_readonly("bytes",
-                             [](const RegionObject& self) { return self.region->bytes_held.load(); })
-      .def_property_readonly("bytes_reserved",
-                             [](const RegionObject& self) { return self.region->reservation->bytes(); })
-      .def_property_readonly("bytes_allocated",
-                             [](const RegionObject& self) { return self.region->bytes_allocated(); })
-      .def_property_readonly("state",
-                             [](const RegionObject& self) { return state_name(self.region->state); })
+      .def_property_readonly("address",
+                             [](const RegionObject& self) { return self.region->address(); })
+      .def_property_readonly(
+          "bytes", [](const RegionObject& self) { return self.region->bytes_held.load(); })
+      .def_property_readonly(
+          "bytes_reserved",
+          [](const RegionObject& self) { return self.region->reservation->bytes(); })
+      .def_property_readonly(
+          "bytes_allocated",
+          [](const RegionObject& self) { return self.region->bytes_allocated(); })
+      .def_property_readonly(
+          "state", [](const RegionObject& self) { return state_name(self.region->state); })
       .def_property_readonly("resident",
                              [](const RegionObject& self) { return is_readable(*self.region); })
-      .def_property_readonly("generation",
-                             [](const RegionObject& self) { return self.region->generation.load(); })
-      .def("prepare",
-           [](const RegionObject& self, Bytes bytes) { self.owner->device->prepare(self.region, bytes); },
-           py::arg("bytes"), ReleaseGil())
-      .def("allocate",
-           [](const RegionObject& self, Bytes bytes, Bytes alignment) {
-             return SpanObject{self.owner, self.owner->device->allocate(self.region, bytes, alignment)};
-           },
-           py::arg("bytes"), py::arg("alignment") = 512, ReleaseGil());
+      .def_property_readonly(
+          "generation", [](const RegionObject& self) { return self.region->generation.load(); })
+      .def(
+          "prepare",
+          [](const RegionObject& self, Bytes bytes) {
+            self.owner->device->prepare(self.region, bytes);
+          },
+          py::arg("bytes"), ReleaseGil())
+      .def(
+          "allocate",
+          [](const RegionObject& self, Bytes bytes, Bytes alignment) {
+            return SpanObject{self.owner,
+                              self.owner->device->allocate(self.region, bytes, alignment)};
+          },
+          py::arg("bytes"), py::arg("alignment") = 512, ReleaseGil());
 }
 
 }  // namespace
@@ -181,10 +201,9 @@ void bind_memory(py::module_& module) {
       .def_property_readonly("address", [](const SpanObject& self) { return self.span->address(); })
       .def_property_readonly("offset", [](const SpanObject& self) { return self.span->offset(); })
       .def_property_readonly("bytes", [](const SpanObject& self) { return self.span->bytes(); })
-      .def_property_readonly("region",
-                             [](const SpanObject& self) {
-                               return RegionObject{self.owner, self.span->region()};
-                             })
+      .def_property_readonly(
+          "region",
+          [](const SpanObject& self) { return RegionObject{self.owner, self.span->region()}; })
       .def("__len__", [](const SpanObject& self) { return self.span->bytes(); });
 }
 

@@ -62,17 +62,24 @@ static py::dict report_dict(const SwitchReport& report, const std::string& devic
 
 void bind_reports(py::module_& module) {
   py::class_<ReportObject>(module, "SwitchReport")
-      .def_property_readonly("outgoing", [](const ReportObject& self) { return self.report.outgoing; })
-      .def_property_readonly("incoming", [](const ReportObject& self) { return self.report.incoming; })
-      .def_property_readonly("bytes_out", [](const ReportObject& self) { return self.report.bytes_out; })
-      .def_property_readonly("bytes_in", [](const ReportObject& self) { return self.report.bytes_in; })
+      .def_property_readonly("outgoing",
+                             [](const ReportObject& self) { return self.report.outgoing; })
+      .def_property_readonly("incoming",
+                             [](const ReportObject& self) { return self.report.incoming; })
+      .def_property_readonly("bytes_out",
+                             [](const ReportObject& self) { return self.report.bytes_out; })
+      .def_property_readonly("bytes_in",
+                             [](const ReportObject& self) { return self.report.bytes_in; })
       .def_property_readonly("bytes_skipped",
                              [](const ReportObject& self) { return self.report.bytes_skipped; })
       .def_property_readonly("blocks_remapped",
                              [](const ReportObject& self) { return self.report.blocks_remapped; })
-      .def_property_readonly("started_ns", [](const ReportObject& self) { return self.report.started_ns; })
-      .def_property_readonly("seconds", [](const ReportObject& self) { return self.report.seconds; })
-      .def("as_dict", [](const ReportObject& self) { return report_dict(self.report, self.device); });
+      .def_property_readonly("started_ns",
+                             [](const ReportObject& self) { return self.report.started_ns; })
+      .def_property_readonly("seconds",
+                             [](const ReportObject& self) { return self.report.seconds; })
+      .def("as_dict",
+           [](const ReportObject& self) { return report_dict(self.report, self.device); });
 }
 
 }  // namespace weave::bindings

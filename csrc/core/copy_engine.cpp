@@ -51,7 +51,8 @@ void CopyEngine::run(std::span<const Chunk> outs, std::span<const Chunk> ins, Pr
       const Chunk& chunk = ins[index];
       begin(in_, index);
       // A chunk a whole window back is known to be complete: begin() has waited for it.
-      if (chunk.after >= 0 && static_cast<std::size_t>(chunk.after) + kWindow >= progress.outs_issued) {
+      if (chunk.after >= 0 &&
+          static_cast<std::size_t>(chunk.after) + kWindow >= progress.outs_issued) {
         const auto after = static_cast<std::size_t>(chunk.after);
         WEAVE_ASSERT(after < progress.outs_issued, "an incoming chunk overtook the outgoing one");
         cu::check(table_.stream_wait_event(in_.stream.raw(), out_.done[after % kWindow]->raw(), 0),

@@ -1,8 +1,9 @@
 // core/copy_engine.hpp: moves lists of chunks both ways at once, one stream per direction. An
-// incoming chunk may name the outgoing chunk whose place it takes; the driver then orders the two by
-// an event, one chunk apart, so both directions run all the time and no byte is overwritten before
-// its own copy out is complete. At most kWindow chunks are queued per direction (a stream blocks its
-// caller at about 1,000 operations). Lock: the owning Device's. pre for all: the context is current.
+// incoming chunk may name the outgoing chunk whose place it takes; the driver then orders the two
+// by an event, one chunk apart, so both directions run all the time and no byte is overwritten
+// before its own copy out is complete. At most kWindow chunks are queued per direction (a stream
+// blocks its caller at about 1,000 operations). Lock: the owning Device's. pre for all: the context
+// is current.
 #pragma once
 
 #include <memory>

@@ -1,3 +1,4 @@
+// core/device.cpp: a device's life: opening, tenants, regions and their growth, closing.
 #include "core/device.hpp"
 
 #include <algorithm>
@@ -6,15 +7,6 @@
 namespace weave {
 
 namespace {
-
-double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
-  return static_cast<double>(end_ns - begin_ns) / 1e9;
-}
-
-std::string megabytes(Bytes bytes) {
-  const auto tenths = bytes / 100'000;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
-}
 
 bool attribute(const Driver& driver, int which) {
   int value = 0;
@@ -46,13 +38,14 @@ Device::Device(DriverRef driver, Options options)
   cu::check(driver_->table.mem_get_info(&free, &total), cu::Call::mem_get_info);
   capacity_ = total;
   block_bytes_ = round_up(options.block_bytes, granularity(*driver_));
-  // F of the design: what is free beside our context, less 2 % of the capacity for what is not ours.
+  // F of the design: what is free beside our context, less 2 % of the capacity for what is not
+  // ours.
   const Bytes margin = capacity_ / 50;
   const Bytes usable = free > margin ? free - margin : 0;
   const auto blocks = static_cast<int>(usable / block_bytes_);
   if (blocks == 0) {
-    throw UsageError("the device has " + megabytes(usable) + " for tenants, less than one block of " +
-                     megabytes(block_bytes_));
+    throw UsageError("the device has " + megabytes(usable) +
+                     " for tenants, less than one block of " + megabytes(block_bytes_));
   }
   host_pool_ = options.host_pool != nullptr
                    ? options.host_pool
@@ -108,8 +101,9 @@ void Device::require_usable(const Tenant& tenant) const {
   }
   if (tenant.failed) {
     Refusal refusal(Refusal::Kind::tenant_failed,
-                    "tenant " + tenant.name + " failed in a switch that could not be undone; "
-                    "save what is readable with tenant.rescue(path) and close it");
+                    "tenant " + tenant.name +
+                        " failed in a switch that could not be undone; "
+                        "save what is readable with tenant.rescue(path) and close it");
     refusal.tenant = tenant.name;
     refusal.job = tenant.job;
     throw refusal;
@@ -119,7 +113,8 @@ void Device::require_usable(const Tenant& tenant) const {
 // First thing in each operation: undo calls that failed, and a roll-back that could not finish.
 void Device::retry_unfinished() noexcept {
   driver_->retry_buried();
-  if (unfinished_ == nullptr || unfinished_->undo(tools()) == Transaction::Undone::impossible) return;
+  if (unfinished_ == nullptr || unfinished_->undo(tools()) == Transaction::Undone::impossible)
+    return;
   for (const auto& tenant : unfinished_->tenants()) {
     tenant->failed = false;
     tenant->refresh_states();
@@ -140,8 +135,8 @@ std::shared_ptr<Tenant> Device::add_tenant(const std::string& name, const std::s
   return tenants_.back();
 }
 
-std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant, const std::string& tag,
-                                       Policy policy, Bytes reserve) {
+std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
+                                       const std::string& tag, Policy policy, Bytes reserve) {
   const std::lock_guard lock(mutex_);
   require_usable(*tenant);
   for (const auto& region : tenant->regions) {
@@ -153,9 +148,9 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant, co
   }
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   if (reserve > usable) {
-    Refusal refusal(Refusal::Kind::growth_refused,
-                    "region " + tag + " of tenant " + tenant->name + " asks for " +
-                        megabytes(reserve) + ", the device has " + megabytes(usable));
+    Refusal refusal(Refusal::Kind::growth_refused, "region " + tag + " of tenant " + tenant->name +
+                                                       " asks for " + megabytes(reserve) +
+                                                       ", the device has " + megabytes(usable));
     refusal.bytes_needed = reserve;
     refusal.bytes_available = refusal.bytes_usable = usable;
     throw refusal;
@@ -209,24 +204,27 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   std::size_t held_by_others = 0;
   for (const auto& other : tenants_) {
-    if (other != tenant && (other->running || other->failed)) held_by_others += other->slots_on_device();
+    if (other != tenant && (other->running || other->failed))
+      held_by_others += other->slots_on_device();
   }
   const Bytes available = usable - held_by_others * block_bytes_;
   const Bytes region_bytes = (before + blocks) * block_bytes_;
   if (needed > available || region_bytes > region->reservation->bytes()) {
     const bool too_long = region_bytes > region->reservation->bytes();
-    Refusal refusal(Refusal::Kind::growth_refused,
-                    "tenant " + tenant->name + " needs " + megabytes(too_long ? region_bytes : needed) +
-                        (too_long ? " in region " + region->tag + ", reserved are " : ", it can have ") +
-                        megabytes(too_long ? region->reservation->bytes() : available) + " of the " +
-                        megabytes(usable) + " that the device has for tenants");
+    Refusal refusal(
+        Refusal::Kind::growth_refused,
+        "tenant " + tenant->name + " needs " + megabytes(too_long ? region_bytes : needed) +
+            (too_long ? " in region " + region->tag + ", reserved are " : ", it can have ") +
+            megabytes(too_long ? region->reservation->bytes() : available) + " of the " +
+            megabytes(usable) + " that the device has for tenants");
     refusal.bytes_needed = needed;
     refusal.bytes_available = available;
     refusal.bytes_usable = usable;
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy == Policy::keep) extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
+  if (region->policy == Policy::keep)
+    extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
   for (std::size_t index = 0; index < blocks; ++index) {
@@ -241,169 +239,6 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw;
   }
   region->grow_space();
-}
-
-// Victims for `frames_needed` frames; throws what the caller shows when idle tenants cannot give it.
-std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
-  const auto free = static_cast<std::size_t>(frames_->available());
-  if (frames_needed <= free) return {};
-  auto victims = choose_victims(tenants_, incoming, frames_needed - free);
-  if (victims.size() == frames_needed - free) return victims;
-  Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
-  std::string names;
-  for (const auto& tenant : tenants_) {
-    if (tenant.get() == &incoming || !(tenant->running || tenant->failed)) continue;
-    refusal.holders.push_back(tenant->name);
-    names += (names.empty() ? "" : ", ") + tenant->name;
-  }
-  refusal.text = "tenant " + incoming.name + " cannot come in: " + megabytes(missing) +
-                 " are missing, held by " + (names.empty() ? "nobody; it is larger than the device"
-                                                           : names + "; suspend or release it first");
-  refusal.bytes_needed = missing;
-  throw refusal;
-}
-
-void Device::start(Tenant& tenant) {
-  for (const auto& region : tenant.regions) {
-    for (auto& slot : region->slots) slot.host_valid = false;
-  }
-  tenant.running = true;
-  tenant.last_turn = ++turn_;
-  tenant.refresh_states();
-}
-
-void Device::stop(Tenant& tenant) {
-  tenant.running = false;
-  tenant.last_turn = ++turn_;
-}
-
-SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
-  return hand_over(nullptr, tenant, drain_timeout_s);
-}
-
-SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
-                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s) {
-  const std::lock_guard lock(mutex_);
-  require_open();
-  const ContextScope scope(*context_);
-  retry_unfinished();
-  if (outgoing != nullptr) require_usable(*outgoing);
-  require_usable(*incoming);
-  if (outgoing == incoming) throw UsageError("a tenant cannot be switched to itself");
-  if (incoming->running && (outgoing == nullptr || !outgoing->running)) {
-    ++stats_.noop_resumes;
-    SwitchReport report;
-    report.incoming = incoming->name;
-    report.started_ns = driver_->table.now_ns();
-    return report;
-  }
-  const bool outgoing_ran = outgoing != nullptr && outgoing->running;
-  if (outgoing_ran) stop(*outgoing);
-  try {
-    const auto ins = missing_slots(*incoming);
-    const auto without_frame = static_cast<std::size_t>(std::ranges::count_if(
-        ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
-    auto report = transfer(make_room(*incoming, without_frame), ins, outgoing_ran ? outgoing : nullptr,
-                           incoming.get(), drain_timeout_s);
-    start(*incoming);
-    ++stats_.switches;
-    return report;
-  } catch (const Refusal&) {
-    if (outgoing_ran) outgoing->running = true;  // nothing was moved
-    throw;
-  }
-}
-
-SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
-  const std::lock_guard lock(mutex_);
-  require_open();
-  const ContextScope scope(*context_);
-  retry_unfinished();
-  require_usable(*tenant);
-  const auto outs = slots_on_device(*tenant);
-  if (!tenant->running && outs.empty()) {
-    ++stats_.noop_suspends;
-    SwitchReport report;
-    report.outgoing = {tenant->name};
-    report.started_ns = driver_->table.now_ns();
-    return report;
-  }
-  const bool ran = tenant->running;
-  if (ran) stop(*tenant);
-  try {
-    auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
-    ++stats_.switches;
-    return report;
-  } catch (const Refusal&) {
-    tenant->running = ran;
-    throw;
-  }
-}
-
-void Device::release(const std::shared_ptr<Tenant>& tenant) {
-  const std::lock_guard lock(mutex_);
-  require_open();
-  if (tenant->closed || !tenant->running) return;
-  stop(*tenant);
-}
-
-// Drain, move, report. On failure the roll-back is done (or kept for later) and the error goes on.
-SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
-                              const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming,
-                              double drain_timeout_s) {
-  const auto now = driver_->table.now_ns;
-  SwitchReport report;
-  report.started_ns = now();
-  if (incoming != nullptr) report.incoming = incoming->name;
-  if (outgoing != nullptr) report.outgoing.push_back(outgoing->name);
-  if (outgoing != nullptr || !outs.empty()) {
-    try {
-      drain_->wait(drain_timeout_s);
-    } catch (const DriverError&) {
-      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
-      throw;
-    }
-  }
-  const std::int64_t drained = now();
-  report.drain_s = seconds_between(report.started_ns, drained);
-  auto transaction = std::make_unique<Transaction>(outs, ins);
-  const auto concerned = transaction->tenants();
-  try {
-    transaction->run(tools(), report);
-  } catch (const DriverError&) {
-    roll_back(std::move(transaction), outgoing);
-  }
-  Bytes concerned_bytes = 0;
-  for (const auto& tenant : concerned) {
-    tenant->refresh_states();
-    concerned_bytes += tenant->slots() * block_bytes_;
-    if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->name);
-  }
-  report.bytes_skipped = concerned_bytes - std::min(concerned_bytes, report.bytes_out + report.bytes_in);
-  report.seconds = seconds_between(report.started_ns, now());
-  if (rates_ && report.bytes_out + report.bytes_in > 0) {
-    report.limit_s = limit_seconds(*rates_, report.bytes_out, report.bytes_in);
-  }
-  stats_.bytes_out += report.bytes_out;
-  stats_.bytes_in += report.bytes_in;
-  return report;
-}
-
-// pre: called from the handler of the failure, which it passes on.
-void Device::roll_back(std::unique_ptr<Transaction> transaction,
-                       const std::shared_ptr<Tenant>& outgoing) {
-  const auto undone = transaction->undo(tools());
-  if (outgoing != nullptr && undone == Transaction::Undone::restored) outgoing->running = true;
-  for (const auto& tenant : transaction->tenants()) {
-    if (undone == Transaction::Undone::impossible) {
-      tenant->running = false;
-      tenant->failed = true;
-    }
-    tenant->refresh_states();
-  }
-  if (undone == Transaction::Undone::impossible) unfinished_ = std::move(transaction);
-  throw;
 }
 
 void Device::drop_slots(Tenant& tenant) noexcept {

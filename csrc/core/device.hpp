@@ -2,8 +2,8 @@
 // is a transaction under the device's lock: it completes, or it throws and leaves one of the states
 // that transaction.hpp names.
 //
-// Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing calls
-// back up. Tenants, regions and spans may outlive the device; then they are closed.
+// Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing
+// calls back up. Tenants, regions and spans may outlive the device; then they are closed.
 #pragma once
 
 #include <map>
@@ -44,7 +44,8 @@ class Device {
                                  Policy policy, Bytes reserve);
   // Space for `bytes`, growing the region by whole blocks from free frames, else from idle tenants.
   // Throws Refusal (not_resident, growth_refused, host_memory), DriverError.
-  std::shared_ptr<Span> allocate(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
+  std::shared_ptr<Span> allocate(const std::shared_ptr<Region>& region, Bytes bytes,
+                                 Bytes alignment);
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
 

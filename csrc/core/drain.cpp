@@ -21,9 +21,9 @@ void Drain::wait(double timeout_s) {
   changed_.notify_all();
   if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout_s),
                          [&] { return answered_ >= mine; })) {
-    throw Refusal(Refusal::Kind::drain_timeout,
-                  "work on the device did not finish within " + std::to_string(timeout_s) +
-                      " s; nothing was moved");
+    throw Refusal(Refusal::Kind::drain_timeout, "work on the device did not finish within " +
+                                                    std::to_string(timeout_s) +
+                                                    " s; nothing was moved");
   }
   cu::check(status_, failed_call_);
 }

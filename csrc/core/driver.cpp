@@ -42,9 +42,10 @@ Context::Context(DriverRef driver) : driver_(std::move(driver)) {
 }
 
 Context::~Context() {
-  driver_->undo(cu::Call::primary_ctx_release, [ordinal = driver_->ordinal](const cu::Table& table) {
-    return table.primary_ctx_release(ordinal);
-  });
+  driver_->undo(cu::Call::primary_ctx_release,
+                [ordinal = driver_->ordinal](const cu::Table& table) {
+                  return table.primary_ctx_release(ordinal);
+                });
 }
 
 ContextScope::ContextScope(const Context& context) : table_(context.driver().table) {

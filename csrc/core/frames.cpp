@@ -7,8 +7,8 @@ Frames::Frames(DriverRef driver, Bytes block_bytes, int total, bool gpu_direct)
       block_bytes_(block_bytes),
       total_(total),
       gpu_direct_(gpu_direct),
-      reservation_(std::make_shared<Reservation>(driver_, static_cast<Bytes>(total) * block_bytes)) {
-}
+      reservation_(
+          std::make_shared<Reservation>(driver_, static_cast<Bytes>(total) * block_bytes)) {}
 
 FrameId Frames::take() {
   if (!free_.empty()) {

@@ -34,9 +34,9 @@ Bytes cgroup_headroom() {
 }
 
 Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
-  Refusal refusal(Refusal::Kind::host_memory,
-                  why + ": " + std::to_string(needed) + " bytes needed, " +
-                      std::to_string(available) + " available");
+  Refusal refusal(Refusal::Kind::host_memory, why + ": " + std::to_string(needed) +
+                                                  " bytes needed, " + std::to_string(available) +
+                                                  " available");
   refusal.bytes_needed = needed;
   refusal.bytes_available = available;
   return refusal;
@@ -63,16 +63,16 @@ class HostPool::Piece {
       : job(std::move(job_)), bytes(bytes_), unit(unit_), context_(std::move(context)) {
     descriptor_ = memfd_create("weave-host", MFD_CLOEXEC);
     if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
-      const Refusal refusal = refuse(std::string("cannot create pinned host memory (") +
-                                         std::strerror(errno) + ")", bytes, 0);
+      const Refusal refusal = refuse(
+          std::string("cannot create pinned host memory (") + std::strerror(errno) + ")", bytes, 0);
       close();
       throw refusal;
     }
-    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                         descriptor_, 0);
+    void* address =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor_, 0);
     if (address == MAP_FAILED) {
-      const Refusal refusal =
-          refuse(std::string("cannot map pinned host memory (") + std::strerror(errno) + ")", bytes, 0);
+      const Refusal refusal = refuse(
+          std::string("cannot map pinned host memory (") + std::strerror(errno) + ")", bytes, 0);
       close();
       throw refusal;
     }
@@ -94,9 +94,8 @@ class HostPool::Piece {
     // steps are one undo, so a retry unmaps what it has unregistered.
     const int descriptor = std::exchange(descriptor_, -1);
     context_->driver_ref()->undo(
-        cu::Call::mem_host_unregister,
-        [context = std::weak_ptr<Context>(context_), data = data, bytes = bytes,
-         descriptor](const cu::Table& table) {
+        cu::Call::mem_host_unregister, [context = std::weak_ptr<Context>(context_), data = data,
+                                        bytes = bytes, descriptor](const cu::Table& table) {
           const auto alive = context.lock();
           cu::Context popped = nullptr;
           const bool pushed =
@@ -143,9 +142,14 @@ class HostPool::Piece {
   std::vector<std::byte*> free_;
 };
 
+void Extent::drop() noexcept {
+  if (data_ != nullptr) pool_->give_back(piece_, data_, bytes_);
+  data_ = nullptr;
+}
+
 Extent& Extent::operator=(Extent&& other) noexcept {
   if (this == &other) return *this;
-  if (data_ != nullptr) pool_->give_back(piece_, data_, bytes_);
+  drop();
   pool_ = std::move(other.pool_);
   piece_ = std::exchange(other.piece_, nullptr);
   data_ = std::exchange(other.data_, nullptr);

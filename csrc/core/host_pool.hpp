@@ -21,7 +21,7 @@ class HostPool;
 class Extent {
  public:
   Extent() = default;
-  ~Extent() { *this = Extent{}; }
+  ~Extent() { drop(); }
   Extent(Extent&& other) noexcept { *this = std::move(other); }
   Extent& operator=(Extent&& other) noexcept;
   explicit operator bool() const { return data_ != nullptr; }
@@ -29,6 +29,7 @@ class Extent {
 
  private:
   friend class HostPool;
+  void drop() noexcept;
   std::shared_ptr<HostPool> pool_;
   void* piece_ = nullptr;
   std::byte* data_ = nullptr;

@@ -21,8 +21,8 @@ class Tenant;
 // `frame` set and unmapped only in a suspended tenant. Neither set: contents are lost (discard).
 struct Slot {
   FrameId frame = kNoFrame;
-  Mapping mapping;          // of the frame's block at the region's own address
-  Extent host;              // for `keep`; taken with the slot, so that a switch never allocates
+  Mapping mapping;  // of the frame's block at the region's own address
+  Extent host;      // for `keep`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
 };
 

@@ -17,7 +17,8 @@ std::vector<FrameId> take_frames(Frames& frames, std::size_t wanted) {
 
 }  // namespace
 
-std::map<std::string, std::vector<std::byte>> Device::rescue(const std::shared_ptr<Tenant>& tenant) {
+std::map<std::string, std::vector<std::byte>> Device::rescue(
+    const std::shared_ptr<Tenant>& tenant) {
   const std::lock_guard lock(mutex_);
   require_open();
   if (tenant->closed) throw UsageError("tenant " + tenant->name + " is closed");
@@ -59,8 +60,9 @@ LinkRates Device::calibrate(Bytes bytes) {
   }
   const ContextScope scope(*context_);
   retry_unfinished();
-  const auto count = std::max<std::size_t>(1, std::min<std::size_t>(
-      bytes / block_bytes_, static_cast<std::size_t>(frames_->available()) / 2));
+  const auto count = std::max<std::size_t>(
+      1, std::min<std::size_t>(bytes / block_bytes_,
+                               static_cast<std::size_t>(frames_->available()) / 2));
   if (frames_->available() < 2) throw UsageError("calibrate needs a device of at least two blocks");
   // Host memory of its own, beside any job's; it goes back to the host at the end.
   const auto extents = host_pool_->allocate("weave-calibration", block_bytes_, 2 * count);

@@ -1,6 +1,7 @@
-// core/residency.hpp: who gives up which slots. Pure: reads tenants, changes nothing, calls nothing.
-// The simple rule of the first version: only the excess leaves, first what costs nothing, and among
-// equals from the idle tenant whose next turn is farthest. In a cycle that is the one that ran last.
+// core/residency.hpp: who gives up which slots. Pure: reads tenants, changes nothing, calls
+// nothing. The simple rule of the first version: only the excess leaves, first what costs nothing,
+// and among equals from the idle tenant whose next turn is farthest. In a cycle that is the one
+// that ran last.
 #pragma once
 
 #include <memory>

@@ -18,9 +18,9 @@ Event::Event(ContextRef context, unsigned flags) : context_(std::move(context)) 
 }
 
 Event::~Event() {
-  context_->driver_ref()->undo(
-      cu::Call::event_destroy,
-      [event = event_](const cu::Table& table) { return table.event_destroy(event); });
+  context_->driver_ref()->undo(cu::Call::event_destroy, [event = event_](const cu::Table& table) {
+    return table.event_destroy(event);
+  });
 }
 
 }  // namespace weave

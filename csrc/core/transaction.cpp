@@ -117,7 +117,8 @@ void Transaction::assign_frames(const Tools& tools) {
 }
 
 void Transaction::copy(const Tools& tools, Bytes chunk) {
-  const auto per_block = static_cast<int>((block_bytes_ + chunk - 1) / std::max<Bytes>(chunk, 1));
+  if (block_bytes_ == 0) return;  // nothing leaves and nothing enters
+  const auto per_block = static_cast<int>((block_bytes_ + chunk - 1) / chunk);
   std::vector<Chunk> outs;
   std::vector<Chunk> ins;
   std::vector<int> first_chunk(outs_.size(), -1);  // of each Out that copies
@@ -228,7 +229,8 @@ void Transaction::restore(const Tools& tools) {
       out.bytes_overwritten = 0;
       continue;
     }
-    chunks.push_back({tools.frames.home(out.frame), out.ref.get().host.data(), out.bytes_overwritten});
+    chunks.push_back(
+        {tools.frames.home(out.frame), out.ref.get().host.data(), out.bytes_overwritten});
   }
   if (!chunks.empty()) {
     CopyEngine::Progress progress;
@@ -254,7 +256,8 @@ void Transaction::keep_on_host(const Tools& tools) {
   for (const auto& out : outs_) {
     if (out.bytes_overwritten == 0 || out.bytes_copied == block_bytes_) continue;
     chunks.push_back({tools.frames.home(out.frame) + out.bytes_copied,
-                      out.ref.get().host.data() + out.bytes_copied, block_bytes_ - out.bytes_copied});
+                      out.ref.get().host.data() + out.bytes_copied,
+                      block_bytes_ - out.bytes_copied});
   }
   CopyEngine::Progress progress;
   tools.engine.run(chunks, {}, progress);

@@ -1,9 +1,9 @@
-// core/transaction.hpp: one hand-over of frames, all or nothing. `outs` leave the device, `ins` come
-// in; some take each other's frames. run() either completes or throws, and then undo() leads to the
-// first reachable of: everything as it was; every byte of the outgoing slots in its frame or in a
-// complete host copy, the incoming ones still on the host. Until undo() returns true the tenants
-// concerned count as failed, and the device tries again before its next operation.
-// Lock: the owning Device's. pre for all: the context is current.
+// core/transaction.hpp: one hand-over of frames, all or nothing. `outs` leave the device, `ins`
+// come in; some take each other's frames. run() either completes or throws, and then undo() leads
+// to the first reachable of: everything as it was; every byte of the outgoing slots in its frame or
+// in a complete host copy, the incoming ones still on the host. Until undo() returns true the
+// tenants concerned count as failed, and the device tries again before its next operation. Lock:
+// the owning Device's. pre for all: the context is current.
 #pragma once
 
 #include <memory>
@@ -42,17 +42,17 @@ class Transaction {
   struct Out {
     SlotRef ref;
     FrameId frame;
-    bool copies;            // `keep` without a valid host copy
+    bool copies;                  // `keep` without a valid host copy
     Bytes bytes_copied = 0;       // its first bytes that are complete on the host
     Bytes bytes_overwritten = 0;  // its first bytes that may be overwritten in the frame
   };
   struct In {
     SlotRef ref;
     FrameId frame;
-    bool copies;         // there is a host copy to bring in
-    int out = -1;        // index of the Out whose frame it takes
+    bool copies;             // there is a host copy to bring in
+    int out = -1;            // index of the Out whose frame it takes
     bool from_pool = false;  // the frame came from the pool and goes back on undo
-    Mapping mapping = {};  // moves into the slot on commit
+    Mapping mapping = {};    // moves into the slot on commit
   };
 
   void unmap_outs(const Tools& tools);

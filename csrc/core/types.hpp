@@ -54,6 +54,12 @@ struct Refusal : std::exception {
   Bytes bytes_usable = 0;
 };
 
+// For messages: "12.3 MB".
+inline std::string megabytes(Bytes bytes) {
+  const auto tenths = bytes / 100'000;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
+}
+
 constexpr Bytes round_up(Bytes bytes, Bytes unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace weave

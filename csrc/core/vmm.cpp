@@ -20,7 +20,8 @@ Block::~Block() {
                 [handle = handle_](const cu::Table& table) { return table.mem_release(handle); });
 }
 
-Reservation::Reservation(DriverRef driver, Bytes bytes) : driver_(std::move(driver)), bytes_(bytes) {
+Reservation::Reservation(DriverRef driver, Bytes bytes)
+    : driver_(std::move(driver)), bytes_(bytes) {
   cu::check(driver_->table.mem_address_reserve(&address_, bytes_, 0, 0, 0),
             cu::Call::mem_address_reserve, bytes_);
 }
@@ -42,15 +43,19 @@ Mapping::Mapping(std::shared_ptr<Reservation> reservation, std::shared_ptr<Block
   address_ = address;
 }
 
-Mapping::~Mapping() { *this = Mapping{}; }
+void Mapping::drop() noexcept {
+  if (block_ == nullptr) return;
+  reservation_->driver()->undo(
+      cu::Call::mem_unmap, [address = address_, bytes = block_->bytes()](const cu::Table& table) {
+        return table.mem_unmap(address, bytes);
+      });
+  block_.reset();
+  reservation_.reset();
+}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   if (this == &other) return *this;
-  if (block_ != nullptr) {
-    reservation_->driver()->undo(cu::Call::mem_unmap,
-                                 [address = address_, bytes = block_->bytes()](
-                                     const cu::Table& table) { return table.mem_unmap(address, bytes); });
-  }
+  drop();
   reservation_ = std::move(other.reservation_);
   block_ = std::move(other.block_);
   address_ = std::exchange(other.address_, 0);

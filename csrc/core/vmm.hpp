@@ -49,7 +49,7 @@ class Mapping {
   Mapping() = default;
   // Maps without access; see set_access(). pre: offset + block bytes inside the reservation.
   Mapping(std::shared_ptr<Reservation> reservation, std::shared_ptr<Block> block, Bytes offset);
-  ~Mapping();
+  ~Mapping() { drop(); }
   Mapping(Mapping&& other) noexcept { *this = std::move(other); }
   Mapping& operator=(Mapping&& other) noexcept;
 
@@ -66,6 +66,7 @@ class Mapping {
   static void unmap_all(std::span<Mapping* const> mappings);
 
  private:
+  void drop() noexcept;
   std::shared_ptr<Reservation> reservation_;
   std::shared_ptr<Block> block_;
   cu::DevicePtr address_ = 0;

@@ -29,8 +29,8 @@ inline constexpr Status kLaunchFailed = 719;
 inline constexpr Status kNotSupported = 801;
 inline constexpr Status kUnknown = 999;
 
-using Device = int;               // CUdevice: an ordinal
-using DevicePtr = std::uint64_t;  // CUdeviceptr
+using Device = int;                 // CUdevice: an ordinal
+using DevicePtr = std::uint64_t;    // CUdeviceptr
 using AllocHandle = std::uint64_t;  // CUmemGenericAllocationHandle
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;

@@ -44,10 +44,9 @@ template <int kUpstream>
 Table wrap(const Table& table) {
   upstream_table[kUpstream] = table;
   Table wrapped = table;
-#define WEAVE_CALL(field, need, symbol, exported, version, parameters)                     \
-  if (table.field != nullptr) {                                                            \
-    wrapped.field =                                                                        \
-        &Wrapper<kUpstream, Call::field, &Table::field, Status(*) parameters>::call;       \
+#define WEAVE_CALL(field, need, symbol, exported, version, parameters)                           \
+  if (table.field != nullptr) {                                                                  \
+    wrapped.field = &Wrapper<kUpstream, Call::field, &Table::field, Status(*) parameters>::call; \
   }
 #include "driver/calls.def"
 #undef WEAVE_CALL

@@ -60,11 +60,12 @@ LoadResult load(const std::string& wanted) {
   result.error.clear();
   const auto by_version = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
 
-#define WEAVE_CALL(field, need, symbol, exported, version, parameters)                       \
-  result.table.field = reinterpret_cast<Status(*) parameters>(                               \
-      find(library, by_version, info(Call::field)));                                         \
-  if (result.table.field == nullptr) {                                                       \
-    (Need::need == Need::required ? result.missing : result.missing_optional).emplace_back(#exported); \
+#define WEAVE_CALL(field, need, symbol, exported, version, parameters)                      \
+  result.table.field =                                                                      \
+      reinterpret_cast<Status(*) parameters>(find(library, by_version, info(Call::field))); \
+  if (result.table.field == nullptr) {                                                      \
+    (Need::need == Need::required ? result.missing : result.missing_optional)               \
+        .emplace_back(#exported);                                                           \
   }
 #include "driver/calls.def"
 #undef WEAVE_CALL
@@ -77,7 +78,8 @@ LoadResult load(const std::string& wanted) {
     result.error += "; Weave needs driver 470 (CUDA 11.4) or newer";
     return result;
   }
-  if (result.table.driver_get_version(&result.driver_version) != kSuccess) result.driver_version = 0;
+  if (result.table.driver_get_version(&result.driver_version) != kSuccess)
+    result.driver_version = 0;
   return result;
 }
 

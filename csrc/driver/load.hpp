@@ -10,12 +10,12 @@
 namespace weave::cu {
 
 struct LoadResult {
-  Table table;                              // complete only when `error` is empty
-  std::string library;                      // what was opened
-  std::string error;                        // empty on success; else one line for the user
-  std::vector<std::string> missing;         // required symbols that the library lacks, all of them
+  Table table;                       // complete only when `error` is empty
+  std::string library;               // what was opened
+  std::string error;                 // empty on success; else one line for the user
+  std::vector<std::string> missing;  // required symbols that the library lacks, all of them
   std::vector<std::string> missing_optional;
-  int driver_version = 0;                   // 13000 is 13.0; 0 when it could not be asked
+  int driver_version = 0;  // 13000 is 13.0; 0 when it could not be asked
 };
 
 // Opens `library`, or, when empty, $WEAVE_LIBCUDA, else libcuda.so.1, else libcuda.so. An override

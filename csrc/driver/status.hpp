@@ -13,7 +13,8 @@
 
 namespace weave {
 
-// A driver call failed. `code` is the CUresult, `call` the symbol, `bytes` the size asked for (or 0).
+// A driver call failed. `code` is the CUresult, `call` the symbol, `bytes` the size asked for (or
+// 0).
 struct DriverError : std::runtime_error {
   DriverError(cu::Status code, cu::Call call, std::uint64_t bytes, const std::string& detail);
   cu::Status code;
@@ -42,7 +43,8 @@ bool is_sticky(Status status);
 [[noreturn]] void raise(Status status, Call call, std::uint64_t bytes, const std::string& detail);
 
 inline void check(Status status, Call call, std::uint64_t bytes = 0, const char* detail = "") {
-  if (status != kSuccess) [[unlikely]] raise(status, call, bytes, detail);
+  if (status != kSuccess) [[unlikely]]
+    raise(status, call, bytes, detail);
 }
 
 // For paths that cannot throw: counts, and writes one line to stderr. Only DEINITIALIZED (the

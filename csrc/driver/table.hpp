@@ -12,7 +12,8 @@
 namespace weave::cu {
 
 struct Table {
-#define WEAVE_CALL(field, need, symbol, exported, version, parameters) Status(*field) parameters = nullptr;
+#define WEAVE_CALL(field, need, symbol, exported, version, parameters) \
+  Status(*field) parameters = nullptr;
 #include "driver/calls.def"
 #undef WEAVE_CALL
   // The clock that belongs to this driver: monotonic nanoseconds, and an absolute sleep.

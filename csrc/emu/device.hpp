@@ -48,7 +48,7 @@ struct DeviceState : std::enable_shared_from_this<DeviceState> {
   std::shared_ptr<ContextState> primary;
   unsigned retains = 0;
 
-  // The queues, guarded by `mutex`. `work` wakes engines, `done` wakes whoever waits for completion.
+  // The queues, guarded by `mutex`. `work` wakes engines, `done` whoever waits for completion.
   std::mutex mutex;
   std::condition_variable work;
   std::condition_variable done;

@@ -1,7 +1,7 @@
 // emu/engine.cpp: the copy engines. A copy runs on a modelled clock in pieces of at most 1 MiB: the
 // bytes are copied, then the engine sleeps to the piece's absolute deadline, so that a late wake-up
 // is caught up and nothing is ever early. run_next() executes one copy; a thread per engine loops
-// over it. The device's mutex is held to choose, to time a piece and to finish, never while copying.
+// over it. The device's mutex is held to choose, to time a piece and to finish, not while copying.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>

@@ -125,6 +125,10 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
     }
     if (!show(*mapping, pages::Access::none)) return cu::kOutOfMemory;
     const std::lock_guard lock(driver().memory);
+    // Released by another thread in between, and nothing else keeps it.
+    if (mapping->block->references == 0 && mapping->block->mappings == 0) {
+      abort_on_dead_handle(handle, "cuMemMap");
+    }
     Reservation& reservation = *reservation_of(address, bytes);
     reservation.mappings.emplace(address, mapping);
     if (reservation.owner < 0) reservation.owner = device->ordinal;
@@ -172,7 +176,7 @@ Status mem_set_access(DevicePtr address, std::size_t bytes, const MemAccessDesc*
     for (const auto& mapping : mappings) wanted.push_back(changed(mapping->access, desc, count));
     for (std::size_t i = 0; viewed && i < mappings.size(); ++i) {
       if (show(*mappings[i], cpu_access(true, wanted[i]))) continue;
-      for (std::size_t j = 0; j <= i; ++j) show(*mappings[j], cpu_access(true, mappings[j]->access));
+      for (const auto& mapping : mappings) show(*mapping, cpu_access(true, mapping->access));
       return cu::kOutOfMemory;
     }
     const std::lock_guard lock(driver().memory);

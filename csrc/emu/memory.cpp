@@ -152,23 +152,26 @@ void free_memory(DeviceState& device) {
       [&](const AllocReference& handle) { return handle.block->device.get() == &device; });
   for (const auto& handle : handles) release_reference(*handle);
   const std::lock_guard lock(driver().memory);
-  std::erase_if(driver().reservations, [&](auto& entry) {
-    auto& reservation = entry.second;
-    const auto all = reservation.mappings;
-    for (const auto& [address, mapping] : all) {
+  auto& all = driver().reservations;
+  for (auto next = all.begin(); next != all.end();) {
+    auto& reservation = next->second;
+    const auto mappings = reservation.mappings;
+    for (const auto& [address, mapping] : mappings) {
       if (mapping->block->device.get() != &device) continue;
       pages::put_nothing(pointer(address), mapping->bytes);
       forget(reservation, mapping);
       unmapped.push_back(mapping);
     }
-    if (reservation.owner != device.ordinal) return false;
-    if (!reservation.mappings.empty()) {
+    if (reservation.owner != device.ordinal) {
+      ++next;
+    } else if (!reservation.mappings.empty()) {
       reservation.owner = reservation.mappings.begin()->second->block->device->ordinal;
-      return false;
+      ++next;
+    } else {
+      pages::release(pointer(reservation.address), reservation.bytes);
+      next = all.erase(next);
     }
-    pages::release(pointer(reservation.address), reservation.bytes);
-    return true;
-  });
+  }
 }
 
 namespace calls {

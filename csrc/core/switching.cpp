@@ -1,0 +1,183 @@
+// core/switching.cpp: Device operations that hand frames from one tenant to another: resume,
+// suspend, hand_over and release, and what they share: making room, the transfer, the roll-back.
+#include <algorithm>
+
+#include "core/device.hpp"
+
+namespace weave {
+
+namespace {
+
+double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return static_cast<double>(end_ns - begin_ns) / 1e9;
+}
+
+}  // namespace
+
+// Victims for `frames_needed` frames; throws what the caller shows when idle tenants cannot give
+// it.
+std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
+  const auto free = static_cast<std::size_t>(frames_->available());
+  if (frames_needed <= free) return {};
+  auto victims = choose_victims(tenants_, incoming, frames_needed - free);
+  if (victims.size() == frames_needed - free) return victims;
+  Refusal refusal(Refusal::Kind::resume_failed, "");
+  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
+  std::string names;
+  for (const auto& tenant : tenants_) {
+    if (tenant.get() == &incoming || !(tenant->running || tenant->failed)) continue;
+    refusal.holders.push_back(tenant->name);
+    names += (names.empty() ? "" : ", ") + tenant->name;
+  }
+  refusal.text = "tenant " + incoming.name + " cannot come in: " + megabytes(missing) +
+                 " are missing, held by " +
+                 (names.empty() ? "nobody; it is larger than the device"
+                                : names + "; suspend or release it first");
+  refusal.bytes_needed = missing;
+  throw refusal;
+}
+
+void Device::start(Tenant& tenant) {
+  for (const auto& region : tenant.regions) {
+    for (auto& slot : region->slots) slot.host_valid = false;
+  }
+  tenant.running = true;
+  tenant.last_turn = ++turn_;
+  tenant.refresh_states();
+}
+
+void Device::stop(Tenant& tenant) {
+  tenant.running = false;
+  tenant.last_turn = ++turn_;
+}
+
+SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
+  return hand_over(nullptr, tenant, drain_timeout_s);
+}
+
+SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
+                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  if (outgoing != nullptr) require_usable(*outgoing);
+  require_usable(*incoming);
+  if (outgoing == incoming) throw UsageError("a tenant cannot be switched to itself");
+  if (incoming->running && (outgoing == nullptr || !outgoing->running)) {
+    ++stats_.noop_resumes;
+    SwitchReport report;
+    report.incoming = incoming->name;
+    report.started_ns = driver_->table.now_ns();
+    return report;
+  }
+  const bool outgoing_ran = outgoing != nullptr && outgoing->running;
+  if (outgoing_ran) stop(*outgoing);
+  try {
+    const auto ins = missing_slots(*incoming);
+    const auto without_frame = static_cast<std::size_t>(
+        std::ranges::count_if(ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
+    auto report = transfer(make_room(*incoming, without_frame), ins,
+                           outgoing_ran ? outgoing : nullptr, incoming.get(), drain_timeout_s);
+    start(*incoming);
+    ++stats_.switches;
+    return report;
+  } catch (const Refusal&) {
+    if (outgoing_ran) outgoing->running = true;  // nothing was moved
+    throw;
+  }
+}
+
+SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  require_usable(*tenant);
+  const auto outs = slots_on_device(*tenant);
+  if (!tenant->running && outs.empty()) {
+    ++stats_.noop_suspends;
+    SwitchReport report;
+    report.outgoing = {tenant->name};
+    report.started_ns = driver_->table.now_ns();
+    return report;
+  }
+  const bool ran = tenant->running;
+  if (ran) stop(*tenant);
+  try {
+    auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
+    ++stats_.switches;
+    return report;
+  } catch (const Refusal&) {
+    tenant->running = ran;
+    throw;
+  }
+}
+
+void Device::release(const std::shared_ptr<Tenant>& tenant) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (tenant->closed || !tenant->running) return;
+  stop(*tenant);
+}
+
+// Drain, move, report. On failure the roll-back is done (or kept for later) and the error goes on.
+SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
+                              const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming,
+                              double drain_timeout_s) {
+  const auto now = driver_->table.now_ns;
+  SwitchReport report;
+  report.started_ns = now();
+  if (incoming != nullptr) report.incoming = incoming->name;
+  if (outgoing != nullptr) report.outgoing.push_back(outgoing->name);
+  if (outgoing != nullptr || !outs.empty()) {
+    try {
+      drain_->wait(drain_timeout_s);
+    } catch (const DriverError&) {
+      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+      throw;
+    }
+  }
+  const std::int64_t drained = now();
+  report.drain_s = seconds_between(report.started_ns, drained);
+  auto transaction = std::make_unique<Transaction>(outs, ins);
+  const auto concerned = transaction->tenants();
+  try {
+    transaction->run(tools(), report);
+  } catch (const DriverError&) {
+    roll_back(std::move(transaction), outgoing);
+  }
+  Bytes concerned_bytes = 0;
+  for (const auto& tenant : concerned) {
+    tenant->refresh_states();
+    concerned_bytes += tenant->slots() * block_bytes_;
+    if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->name);
+  }
+  report.bytes_skipped =
+      concerned_bytes - std::min(concerned_bytes, report.bytes_out + report.bytes_in);
+  report.seconds = seconds_between(report.started_ns, now());
+  if (rates_ && report.bytes_out + report.bytes_in > 0) {
+    report.limit_s = limit_seconds(*rates_, report.bytes_out, report.bytes_in);
+  }
+  stats_.bytes_out += report.bytes_out;
+  stats_.bytes_in += report.bytes_in;
+  return report;
+}
+
+// pre: called from the handler of the failure, which it passes on.
+void Device::roll_back(std::unique_ptr<Transaction> transaction,
+                       const std::shared_ptr<Tenant>& outgoing) {
+  const auto undone = transaction->undo(tools());
+  if (outgoing != nullptr && undone == Transaction::Undone::restored) outgoing->running = true;
+  for (const auto& tenant : transaction->tenants()) {
+    if (undone == Transaction::Undone::impossible) {
+      tenant->running = false;
+      tenant->failed = true;
+    }
+    tenant->refresh_states();
+  }
+  if (undone == Transaction::Undone::impossible) unfinished_ = std::move(transaction);
+  throw;
+}
+
+}  // namespace weave
