@@ -1,6 +1,7 @@
 """The C++ core: devices, tenants, regions and the switch engine. The GIL is released around
 everything that can block. Exceptions are the classes of :mod:`weave_rt.errors`."""
 
+import builtins
 from typing import final
 
 @final
@@ -47,8 +48,14 @@ class HostPool:
 @final
 class Device:
     @staticmethod
-    def open(spec: str, host_pool: HostPool | None = None, host_budget_bytes: int = 0) -> Device:
+    def open(
+        spec: str,
+        host_pool: HostPool | None = None,
+        host_budget_bytes: int = 0,
+        usable_bytes: int = 0,
+    ) -> Device:
         """spec: ``emulated:h20?scale=64`` or ``cuda:0`` (``auto`` is resolved in Python).
+        usable_bytes caps what tenants may have; 0 for all that is free.
         Raises UsageError, DeviceNotFound, DriverError."""
     @property
     def spec(self) -> str: ...
@@ -89,6 +96,10 @@ class Device:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
         once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
         on. pre: no tenant holds blocks on the device."""
+    def plain_copy(self, bytes_out: int, bytes_in: int) -> float:
+        """Seconds for plain pinned copies of so many bytes (rounded up to whole blocks) out and in at
+        once, without the engine: the yardstick of the benchmarks. Its memory is kept until the
+        device closes. Raises UsageError unless twice the larger one is free."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
     def stats(self) -> dict[str, int]:
@@ -130,7 +141,7 @@ class Tenant:
         """Stop running and move everything to the host. Suspended already: a counted no-op."""
     def release(self) -> None:
         """Stop running; blocks stay on the device until another tenant needs their place."""
-    def rescue(self) -> dict[str, bytes]:
+    def rescue(self) -> dict[str, builtins.bytes]:
         """The bytes of every region whose contents are still complete, by tag. For a tenant in
         any state, FAILED included."""
     def close(self) -> None: ...
@@ -164,8 +175,8 @@ class Region:
 @final
 class Span:
     """A part of a region. Dropping the last reference frees it. On an emulated device it has the
-    buffer protocol (writable bytes); exporting a buffer raises NotResident unless resident. On a
-    GPU use `address`."""
+    buffer protocol (writable bytes); exporting a buffer raises BufferError (caused by NotResident)
+    unless resident. On a GPU use `address`."""
 
     @property
     def address(self) -> int: ...

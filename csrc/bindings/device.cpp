@@ -53,8 +53,9 @@ std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options
 }
 
 std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject* pool,
-                                   Bytes host_budget_bytes) {
+                                   Bytes host_budget_bytes, Bytes usable_bytes) {
   Device::Options options;
+  options.usable_bytes = usable_bytes;
   options.host_budget = host_budget_bytes;
   if (pool != nullptr) options.host_pool = pool->pool;
   std::shared_ptr<DeviceObject> object;
@@ -123,7 +124,7 @@ void bind_device(py::module_& module) {
   bind_host_pool(module);
   py::class_<DeviceObject, std::shared_ptr<DeviceObject>>(module, "Device")
       .def_static("open", &open, py::arg("spec"), py::arg("host_pool") = nullptr,
-                  py::arg("host_budget_bytes") = 0, ReleaseGil())
+                  py::arg("host_budget_bytes") = 0, py::arg("usable_bytes") = 0, ReleaseGil())
       .def_readonly("spec", &DeviceObject::spec)
       .def_readonly("kind", &DeviceObject::kind)
       .def_readonly("name", &DeviceObject::name)
@@ -153,6 +154,12 @@ void bind_device(py::module_& module) {
       .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
            py::arg("drain_timeout_s") = 60.0, ReleaseGil())
       .def("calibrate", &calibrate, py::arg("bytes") = 0)
+      .def(
+          "plain_copy",
+          [](DeviceObject& self, Bytes bytes_out, Bytes bytes_in) {
+            return self.device->plain_copy(bytes_out, bytes_in);
+          },
+          py::arg("bytes_out"), py::arg("bytes_in"), ReleaseGil())
       .def("now_ns", [](const DeviceObject& self) { return self.device->driver().table.now_ns(); })
       .def(
           "sleep_until_ns",

@@ -41,7 +41,8 @@ Device::Device(DriverRef driver, Options options)
   // F of the design: what is free beside our context, less 2 % of the capacity for what is not
   // ours.
   const Bytes margin = capacity_ / 50;
-  const Bytes usable = free > margin ? free - margin : 0;
+  Bytes usable = free > margin ? free - margin : 0;
+  if (options.usable_bytes != 0) usable = std::min(usable, options.usable_bytes);
   const auto blocks = static_cast<int>(usable / block_bytes_);
   if (blocks == 0) {
     throw UsageError("the device has " + megabytes(usable) +
@@ -155,11 +156,27 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
     refusal.bytes_available = refusal.bytes_usable = usable;
     throw refusal;
   }
+  const ContextScope scope(*context_);
   driver_->retry_buried();
   const Bytes reserved = reserve == 0 ? usable : round_up(reserve, block_bytes_);
   tenant->regions.push_back(std::make_shared<Region>(
       tenant, tag, policy, std::make_shared<Reservation>(driver_, reserved), block_bytes_));
   return tenant->regions.back();
+}
+
+// Growing and allocating are for a tenant whose phase holds the device.
+void Device::require_running(const Region& region) const {
+  const auto tenant = region.tenant.lock();
+  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
+  require_usable(*tenant);
+  if (tenant->running) return;
+  Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->name +
+                                                   " must run to grow its region " + region.tag +
+                                                   "; resume it first");
+  refusal.job = tenant->job;
+  refusal.tenant = tenant->name;
+  refusal.tag = region.tag;
+  throw refusal;
 }
 
 std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, Bytes bytes,
@@ -168,6 +185,7 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
   if (bytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0) {
     throw UsageError("allocate needs at least one byte and an alignment that is a power of two");
   }
+  require_running(*region);
   auto offset = region->take(bytes, alignment);
   if (!offset) {
     grow(region, region->shortage(bytes, alignment));
@@ -179,27 +197,17 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
 
 void Device::prepare(const std::shared_ptr<Region>& region, Bytes bytes) {
   const std::lock_guard lock(mutex_);
+  require_running(*region);
   if (bytes == 0) return;
   if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
 }
 
 void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const auto tenant = region->tenant.lock();
-  if (tenant == nullptr) throw UsageError("the region's tenant is gone");
-  require_usable(*tenant);
-  if (!tenant->running) {
-    Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->name +
-                                                     " must run to grow its region " + region->tag +
-                                                     "; resume it first");
-    refusal.job = tenant->job;
-    refusal.tenant = tenant->name;
-    refusal.tag = region->tag;
-    throw refusal;
-  }
-  const std::size_t before = region->slots.size();
-  const std::size_t blocks = round_up(bytes_more, block_bytes_) / block_bytes_;
   const ContextScope scope(*context_);
   retry_unfinished();
+  const std::size_t before = region->slots.size();
+  const std::size_t blocks = round_up(bytes_more, block_bytes_) / block_bytes_;
   const Bytes needed = (tenant->slots() + blocks) * block_bytes_;
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   std::size_t held_by_others = 0;
@@ -285,6 +293,7 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   tenant->running = false;
   tenant->closed = true;
   drop_slots(*tenant);
+  tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
 }
 
@@ -300,6 +309,7 @@ void Device::close() noexcept {
     } catch (const DriverError&) {
       // The context is lost; releasing it takes streams and events along.
     }
+    plain_link_.reset();
     engine_.reset();
     frames_.reset();
     driver_->retry_buried();

@@ -15,6 +15,7 @@
 
 #include "core/drain.hpp"
 #include "core/host_pool.hpp"
+#include "core/plain_link.hpp"
 #include "core/transaction.hpp"
 
 namespace weave {
@@ -23,6 +24,7 @@ class Device {
  public:
   struct Options {
     Bytes block_bytes = Bytes{64} << 20;  // rounded up to the device's granularity
+    Bytes usable_bytes = 0;               // at most this much for tenants; 0: all that is free
     Bytes host_budget = 0;                // for a pool of its own; 0: what the host has
     std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
   };
@@ -58,8 +60,12 @@ class Device {
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
   std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
 
-  // Plain pinned copies through the table. pre: no tenant holds frames. Throws UsageError.
+  // Measure the link with plain copies of up to `bytes` per direction; reports carry limit_s from
+  // then on. pre: no tenant holds frames. Throws UsageError, DriverError.
   LinkRates calibrate(Bytes bytes);
+  // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
+  // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
+  double plain_copy(Bytes bytes_out, Bytes bytes_in);
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine. Later operations throw UsageError.
@@ -87,6 +93,7 @@ class Device {
   Transaction::Tools tools() { return {*driver_, *frames_, *engine_}; }
   void require_open() const;
   void require_usable(const Tenant& tenant) const;
+  void require_running(const Region& region) const;
   void retry_unfinished() noexcept;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
   std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
@@ -108,6 +115,7 @@ class Device {
   std::unique_ptr<Frames> frames_;
   std::unique_ptr<CopyEngine> engine_;
   std::unique_ptr<Drain> drain_;
+  std::unique_ptr<PlainLink> plain_link_;
   std::vector<std::shared_ptr<Tenant>> tenants_;
   std::unique_ptr<Transaction> unfinished_;  // an undo that could not be finished yet
   std::optional<LinkRates> rates_;

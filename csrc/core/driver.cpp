@@ -9,6 +9,17 @@ bool is_gone(cu::Status status) {
   return status == cu::kContextIsDestroyed || status == cu::kInvalidHandle;
 }
 
+// Contexts of ours that this thread could not pop. The next scope on it pops them first, so that a
+// failed pop does not leave a trainer's thread on our device for longer than it must.
+thread_local int unpopped = 0;
+
+bool pop(const cu::Table& table) {
+  cu::Context popped = nullptr;
+  const cu::Status status = table.ctx_pop_current(&popped);
+  if (status != cu::kSuccess) cu::report(status, cu::Call::ctx_pop_current);
+  return status == cu::kSuccess;
+}
+
 }  // namespace
 
 Driver::~Driver() {
@@ -49,6 +60,7 @@ Context::~Context() {
 }
 
 ContextScope::ContextScope(const Context& context) : table_(context.driver().table) {
+  while (unpopped > 0 && pop(table_)) --unpopped;
   cu::check(table_.ctx_push_current(context.raw()), cu::Call::ctx_push_current);
   if (table_.thread_exchange_capture_mode != nullptr) {
     mode_exchanged_ = table_.thread_exchange_capture_mode(&capture_mode_) == cu::kSuccess;
@@ -61,11 +73,7 @@ ContextScope::~ContextScope() {
       cu::report(status, cu::Call::thread_exchange_capture_mode);
     }
   }
-  cu::Context popped = nullptr;
-  // A second try: leaving our context current would let a trainer's next call land on our device.
-  if (table_.ctx_pop_current(&popped) != cu::kSuccess) {
-    cu::report(table_.ctx_pop_current(&popped), cu::Call::ctx_pop_current);
-  }
+  if (!pop(table_)) ++unpopped;
 }
 
 }  // namespace weave

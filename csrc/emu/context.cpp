@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
-#include <utility>
 
 #include "driver/clock.hpp"
 #include "emu/call.hpp"

@@ -15,9 +15,10 @@
 
 namespace weave::emu {
 
-// One copy engine. busy: a copy's modelled interval, open while the copy runs.
+// One copy engine. Busy in modelled time from begin_ns to free_at_ns, open while the copy runs.
 struct Engine {
   bool running = false;
+  bool on_link = false;  // a fill is not
   std::int64_t begin_ns = 0;
   std::int64_t free_at_ns = 0;  // modelled end of the last copy
 };

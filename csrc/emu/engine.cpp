@@ -35,10 +35,13 @@ bool is_busy_at(const Engine& engine, std::int64_t time_ns) {
 bool is_shared_at(const DeviceState& device, int direction, std::int64_t time_ns) {
   const int other = 1 - direction;
   const auto& engines = device.engines[static_cast<std::size_t>(other)];
-  const auto busy = [&](const Engine& engine) { return is_busy_at(engine, time_ns); };
+  const auto busy = [&](const Engine& engine) {
+    return engine.on_link && is_busy_at(engine, time_ns);
+  };
   if (std::ranges::any_of(engines, busy)) return true;
   return std::ranges::any_of(device.streams, [&](const auto& stream) {
-    return is_ready(device, *stream, other) && ready_at_ns(device, *stream) <= time_ns;
+    return is_ready(device, *stream, other) && stream->queue.front()->kind != Kind::fill &&
+           ready_at_ns(device, *stream) <= time_ns;
   });
 }
 
@@ -62,6 +65,7 @@ bool pick(DeviceState& device, int direction, Job& job) {
   job.begin_ns = std::max(engine->free_at_ns, ready_at_ns(device, *job.stream));
   job.operation->running = true;
   engine->running = true;
+  engine->on_link = job.operation->kind != Kind::fill;
   engine->begin_ns = job.begin_ns;
   return true;
 }
@@ -72,7 +76,7 @@ std::int64_t piece_end_ns(DeviceState& device, int direction, const Job& job, st
   const Locked locked(device);
   if (device.stopping || job.stream->context->status() != cu::kSuccess) return -1;
   double rate = job.operation->bytes_per_s;
-  if (is_shared_at(device, direction, begin_ns)) rate *= device.spec.duplex;
+  if (job.engine->on_link && is_shared_at(device, direction, begin_ns)) rate *= device.spec.duplex;
   const auto& engines = device.engines[static_cast<std::size_t>(direction)];
   // Engines of one direction share its bandwidth; this one counts itself.
   const auto sharers = std::ranges::count_if(
@@ -122,6 +126,8 @@ std::int64_t run_pieces(DeviceState& device, int direction, const Job& job) {
 }
 
 void finish(DeviceState& device, const Job& job, std::int64_t end_ns) {
+  // Before anyone is told: a block that only this copy kept alive is gone when the copy is over.
+  job.operation->ranges.clear();
   const Locked locked(device);
   job.engine->running = false;
   job.engine->free_at_ns = end_ns;

@@ -79,6 +79,11 @@ void wait_by_seed(DeviceState& device) {
 }  // namespace
 
 void host_view(cu::DevicePtr address, bool readable) {
+  {
+    const std::lock_guard lock(driver().memory);
+    const auto found = driver().reservations.find(address);
+    if (found != driver().reservations.end() && found->second.host_view == readable) return;
+  }
   const std::lock_guard slow(driver().slow);
   std::map<cu::DevicePtr, std::shared_ptr<Mapping>> mappings;
   {
@@ -118,6 +123,7 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
     const std::lock_guard slow(driver().slow);
     {
       const std::lock_guard lock(driver().memory);
+      if (device->removed) return cu::kInvalidDevice;
       const Reservation* reservation = reservation_of(address, bytes);
       if (reservation == nullptr || overlaps_mapping(*reservation, address, bytes)) {
         return cu::kInvalidValue;

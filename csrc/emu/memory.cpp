@@ -21,8 +21,7 @@ Block::Block(std::shared_ptr<DeviceState> owner, std::uint64_t size)
   file = pages::make_file(bytes);
   if (file >= 0) alias = pages::reserve(bytes, huge ? pages::kHugePageBytes : 0);
   // Huge pages have to be asked for before the first touch, hence lazy.
-  if (alias == nullptr ||
-      !pages::put_file(alias, bytes, file, pages::Access::read_write, huge) ||
+  if (alias == nullptr || !pages::put_file(alias, bytes, file, pages::Access::read_write, huge) ||
       !pages::populate(alias, bytes)) {
     if (alias != nullptr) pages::release(alias, bytes);
     if (file >= 0) close(file);
@@ -130,28 +129,34 @@ bool take_bytes(DeviceState& device, std::uint64_t bytes) {
   return true;
 }
 
-void release_reference(AllocReference& reference) {
-  const std::lock_guard lock(driver().memory);
+// pre: memory is held.
+void release_reference(const AllocReference& reference) {
   auto& block = *reference.block;
   --block.references;
   --block.device->handles;
   settle(block);
 }
 
+// Without a context any device may decide.
 bool is_hint_taken() {
-  const auto context = current_context();
-  return context == nullptr || context->device->coin();
+  if (const auto context = current_context()) return context->device->coin();
+  const std::lock_guard lock(driver().registry);
+  for (const auto& device : driver().devices) {
+    if (device) return device->coin();
+  }
+  return true;
 }
 
 }  // namespace
 
 void free_memory(DeviceState& device) {
+  std::vector<std::shared_ptr<Mapping>> unmapped;  // blocks end after the locks
+  std::vector<std::shared_ptr<AllocReference>> handles;
   const std::lock_guard slow(driver().slow);
-  std::vector<std::shared_ptr<Mapping>> unmapped;  // blocks end after the lock
-  auto handles = driver().handles.orphan_if(
+  const std::lock_guard lock(driver().memory);
+  handles = driver().handles.orphan_if(
       [&](const AllocReference& handle) { return handle.block->device.get() == &device; });
   for (const auto& handle : handles) release_reference(*handle);
-  const std::lock_guard lock(driver().memory);
   auto& all = driver().reservations;
   for (auto next = all.begin(); next != all.end();) {
     auto& reservation = next->second;
@@ -239,6 +244,7 @@ Status mem_release(AllocHandle handle) {
     const auto found = driver().handles.take(handle);
     if (found.life == Life::unknown) return cu::kInvalidValue;
     if (found.life != Life::live) abort_on_dead_handle(handle, "cuMemRelease");
+    const std::lock_guard lock(driver().memory);
     release_reference(*found.object);
     return cu::kSuccess;
   });
@@ -256,9 +262,9 @@ Status mem_address_reserve(DevicePtr* address, std::size_t bytes, std::size_t al
     // Room for huge pages, where the range could hold one.
     const std::size_t wanted = std::max<std::size_t>(
         {alignment, granularity, bytes >= pages::kHugePageBytes ? pages::kHugePageBytes : 0});
+    void* const wished = hint != 0 && is_hint_taken() ? pointer(hint) : nullptr;
     const std::lock_guard slow(driver().slow);
-    auto* const taken =
-        pages::reserve(bytes, wanted, hint != 0 && is_hint_taken() ? pointer(hint) : nullptr);
+    auto* const taken = pages::reserve(bytes, wanted, wished);
     if (taken == nullptr) return cu::kOutOfMemory;
     Reservation reservation;
     reservation.address = reinterpret_cast<DevicePtr>(taken);

@@ -92,7 +92,7 @@ struct Operation {
   double bytes_per_s = 0;
   std::vector<Range> ranges;
   std::byte* host = nullptr;
-  unsigned char value = 0;  // fill
+  unsigned char value = 0;                     // fill
   std::shared_ptr<Registration> registration;  // null for pageable memory
   std::vector<std::byte> staging;              // pageable, to_device
   std::shared_ptr<Record> record;              // record, wait
@@ -101,9 +101,9 @@ struct Operation {
 struct StreamState {
   std::shared_ptr<ContextState> context;
   bool is_null = false;
-  bool blocking = true;        // against the NULL stream
+  bool blocking = true;  // against the NULL stream
   bool destroyed = false;
-  std::int64_t time_ns = 0;    // modelled end of the last operation that completed
+  std::int64_t time_ns = 0;  // modelled end of the last operation that completed
   std::deque<std::shared_ptr<Operation>> queue;
 };
 

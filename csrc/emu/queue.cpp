@@ -69,8 +69,8 @@ bool is_drained(const DeviceState& device, const ContextState& context, const St
                 std::uint64_t sequence) {
   return std::ranges::none_of(device.streams, [&](const auto& each) {
     if (each->context.get() != &context) return false;
-    const bool counts = stream == nullptr || each.get() == stream ||
-                        (stream->is_null && is_beside(*each, context));
+    const bool counts =
+        stream == nullptr || each.get() == stream || (stream->is_null && is_beside(*each, context));
     return counts && has_before(*each, sequence);
   });
 }

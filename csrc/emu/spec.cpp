@@ -35,9 +35,9 @@ struct Unit {
 };
 // Largest first, so that text() picks the shortest exact spelling.
 constexpr std::array kByteUnits = {
-    Unit{"TiB", kMiB * kMiB},  Unit{"TB", 1e12}, Unit{"GiB", kMiB * 1024}, Unit{"GB", 1e9},
-    Unit{"MiB", kMiB},         Unit{"MB", 1e6},  Unit{"KiB", 1024},        Unit{"KB", 1e3},
-    Unit{"B", 1}};
+    Unit{"TiB", kMiB * kMiB}, Unit{"TB", 1e12},  Unit{"GiB", kMiB * 1024},
+    Unit{"GB", 1e9},          Unit{"MiB", kMiB}, Unit{"MB", 1e6},
+    Unit{"KiB", 1024},        Unit{"KB", 1e3},   Unit{"B", 1}};
 constexpr std::array kTimeUnits = {Unit{"s", 1e9}, Unit{"ms", 1e6}, Unit{"us", 1e3}, Unit{"ns", 1}};
 
 struct Entry {
@@ -120,9 +120,8 @@ std::int64_t latency(const Entry& entry) {
   const std::string allowed = "0 to 10s in ns, us, ms or s";
   const auto number = split(entry.value);
   if (!number) refuse(entry.key, entry.value, allowed);
-  const auto factor = number->unit.empty() && number->value == 0
-                          ? 1.0
-                          : factor_of(kTimeUnits, number->unit);
+  const auto factor =
+      number->unit.empty() && number->value == 0 ? 1.0 : factor_of(kTimeUnits, number->unit);
   const double value = factor ? std::round(number->value * *factor) : -1;
   if (!(value >= 0 && value <= 1e10)) refuse(entry.key, entry.value, allowed);
   return static_cast<std::int64_t>(value);
@@ -156,9 +155,9 @@ Spec named(const Named& base, double scale, double speed) {
   // A power of two, because reservations are aligned to it.
   const auto granularity = std::max(2 * kMiB / scale, static_cast<double>(page_bytes()));
   spec.granularity_bytes = std::bit_floor(static_cast<std::uint64_t>(granularity));
-  spec.block_bytes = round_up(
-      std::max(static_cast<std::uint64_t>(std::ceil(64 * kMiB / scale)), page_bytes()),
-      spec.granularity_bytes);
+  spec.block_bytes =
+      round_up(std::max(static_cast<std::uint64_t>(std::ceil(64 * kMiB / scale)), page_bytes()),
+               spec.granularity_bytes);
   const auto capacity = static_cast<std::uint64_t>(base.capacity_bytes / scale);
   spec.capacity_bytes = capacity / spec.granularity_bytes * spec.granularity_bytes;
   spec.context_bytes = static_cast<std::uint64_t>(0.5e9 / scale);
@@ -207,25 +206,44 @@ std::vector<Entry> entries(std::string_view text) {
 // Applies one key other than scale and speed. False: no such key.
 bool apply(Spec& spec, const Entry& entry) {
   const auto key = entry.key;
-  if (key == "capacity") spec.capacity_bytes = bytes(entry, false);
-  else if (key == "granularity") spec.granularity_bytes = bytes(entry, false);
-  else if (key == "block") spec.block_bytes = bytes(entry, false);
-  else if (key == "context") spec.context_bytes = bytes(entry, true);
-  else if (key == "unmanaged") spec.unmanaged_bytes = bytes(entry, true);
-  else if (key == "h2d") spec.h2d_bytes_per_s = bandwidth(entry);
-  else if (key == "d2h") spec.d2h_bytes_per_s = bandwidth(entry);
-  else if (key == "pageable") spec.pageable_bytes_per_s = bandwidth(entry);
-  else if (key == "duplex") spec.duplex = plain(entry, 0.01, 1, "0.01 to 1");
-  else if (key == "engines") spec.engines = static_cast<int>(whole(entry, 1, 4));
-  else if (key == "copy") spec.copy_ns = latency(entry);
-  else if (key == "map") spec.map_ns = latency(entry);
-  else if (key == "access") spec.access_ns = latency(entry);
-  else if (key == "unmap") spec.unmap_ns = latency(entry);
-  else if (key == "create") spec.create_ns = latency(entry);
-  else if (key == "register") spec.register_ns = latency(entry);
-  else if (key == "seed") spec.seed = whole(entry, 0, std::numeric_limits<std::uint64_t>::max());
-  else if (key == "id") spec.id = identity(entry);
-  else return false;
+  if (key == "capacity")
+    spec.capacity_bytes = bytes(entry, false);
+  else if (key == "granularity")
+    spec.granularity_bytes = bytes(entry, false);
+  else if (key == "block")
+    spec.block_bytes = bytes(entry, false);
+  else if (key == "context")
+    spec.context_bytes = bytes(entry, true);
+  else if (key == "unmanaged")
+    spec.unmanaged_bytes = bytes(entry, true);
+  else if (key == "h2d")
+    spec.h2d_bytes_per_s = bandwidth(entry);
+  else if (key == "d2h")
+    spec.d2h_bytes_per_s = bandwidth(entry);
+  else if (key == "pageable")
+    spec.pageable_bytes_per_s = bandwidth(entry);
+  else if (key == "duplex")
+    spec.duplex = plain(entry, 0.01, 1, "0.01 to 1");
+  else if (key == "engines")
+    spec.engines = static_cast<int>(whole(entry, 1, 4));
+  else if (key == "copy")
+    spec.copy_ns = latency(entry);
+  else if (key == "map")
+    spec.map_ns = latency(entry);
+  else if (key == "access")
+    spec.access_ns = latency(entry);
+  else if (key == "unmap")
+    spec.unmap_ns = latency(entry);
+  else if (key == "create")
+    spec.create_ns = latency(entry);
+  else if (key == "register")
+    spec.register_ns = latency(entry);
+  else if (key == "seed")
+    spec.seed = whole(entry, 0, std::numeric_limits<std::uint64_t>::max());
+  else if (key == "id")
+    spec.id = identity(entry);
+  else
+    return false;
   return true;
 }
 
@@ -257,8 +275,8 @@ void settle(Spec& spec, const std::vector<Entry>& given) {
   const auto taken = spec.context_bytes + spec.unmanaged_bytes;
   if (spec.capacity_bytes < taken || spec.capacity_bytes - taken < spec.block_bytes) {
     refuse("capacity", text_of("capacity", capacity),
-           "at least context + unmanaged + one block, " +
-               std::to_string(taken + spec.block_bytes) + "B");
+           "at least context + unmanaged + one block, " + std::to_string(taken + spec.block_bytes) +
+               "B");
   }
 }
 
@@ -289,9 +307,8 @@ Spec Spec::parse(std::string_view text) {
   const auto given = entries(text.substr(std::min(mark + 1, text.size())));
   const Entry* scale = entry_of(given, "scale");
   const Entry* speed = entry_of(given, "speed");
-  Spec spec =
-      named(base, scale != nullptr ? plain(*scale, 1, 1e6, "1 to 1000000") : 1.0,
-            speed != nullptr ? plain(*speed, 1e-3, 1e6, "0.001 to 1000000") : 1.0);
+  Spec spec = named(base, scale != nullptr ? plain(*scale, 1, 1e6, "1 to 1000000") : 1.0,
+                    speed != nullptr ? plain(*speed, 1e-3, 1e6, "0.001 to 1000000") : 1.0);
   for (const auto& entry : given) {
     if (&entry == scale || &entry == speed || apply(spec, entry)) continue;
     refuse(entry.key, entry.value,
@@ -305,18 +322,18 @@ Spec Spec::parse(std::string_view text) {
 
 std::string Spec::text() const {
   const Spec base = named(find_named(name), scale, speed);
-  std::string result = std::string(kPrefix) + name + "?scale=" + fixed(scale) +
-                       "&speed=" + fixed(speed);
+  std::string result =
+      std::string(kPrefix) + name + "?scale=" + fixed(scale) + "&speed=" + fixed(speed);
   const auto add = [&](const char* key, const std::string& value, bool differs) {
     if (differs) result += "&" + std::string(key) + "=" + value;
   };
-  const auto add_bytes = [&](const char* key, std::uint64_t Spec::*field) {
+  const auto add_bytes = [&](const char* key, std::uint64_t Spec::* field) {
     add(key, written(static_cast<double>(this->*field), kByteUnits), this->*field != base.*field);
   };
-  const auto add_rate = [&](const char* key, double Spec::*field) {
+  const auto add_rate = [&](const char* key, double Spec::* field) {
     add(key, written(this->*field, kByteUnits) + "/s", this->*field != base.*field);
   };
-  const auto add_time = [&](const char* key, std::int64_t Spec::*field) {
+  const auto add_time = [&](const char* key, std::int64_t Spec::* field) {
     add(key, written(static_cast<double>(this->*field), kTimeUnits), this->*field != base.*field);
   };
   add_bytes("capacity", &Spec::capacity_bytes);

@@ -1,7 +1,8 @@
 // emu/table.cpp: the emulated driver as a value. Every call of calls.def is implemented; the
 // compiler checks that. Immutable, no lock.
-#include "driver/clock.hpp"
 #include "driver/table.hpp"
+
+#include "driver/clock.hpp"
 #include "emu/call.hpp"
 #include "emu/emulator.hpp"
 
@@ -16,7 +17,10 @@ constexpr cu::Table kTable = {
     .now_ns = &cu::system_now_ns,
     .sleep_until_ns = &cu::system_sleep_until_ns,
 };
+// With -fsanitize=undefined, which comes with address, g++ finds no function address constant.
+#ifndef __SANITIZE_ADDRESS__
 static_assert(cu::is_complete(kTable));
+#endif
 
 }  // namespace
 

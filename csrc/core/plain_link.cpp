@@ -1,0 +1,105 @@
+#include "core/plain_link.hpp"
+
+#include <algorithm>
+
+#include "core/device.hpp"
+
+namespace weave {
+
+PlainLink::PlainLink(const ContextRef& context, Frames& frames, HostPool& host_pool,
+                     std::size_t blocks)
+    : context_(context),
+      frames_(frames),
+      out_(context),
+      in_(context),
+      extents_(host_pool.allocate("weave-plain-copies", frames.block_bytes(), 2 * blocks)) {
+  try {
+    while (taken_.size() < 2 * blocks) taken_.push_back(frames_.take());
+  } catch (...) {
+    for (const FrameId frame : taken_) frames_.give_back(frame);
+    throw;
+  }
+}
+
+PlainLink::~PlainLink() {
+  for (const FrameId frame : taken_) frames_.give_back(frame);
+}
+
+double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+  const auto& table = context_->driver().table;
+  const Bytes bytes = frames_.block_bytes();
+  const std::int64_t started = table.now_ns();
+  for (std::size_t index = 0; index < std::max(blocks_out, blocks_in); ++index) {
+    if (index < blocks_out) {
+      cu::check(table.memcpy_dtoh_async(extents_[index].data(), frames_.home(taken_[index]), bytes,
+                                        out_.raw()),
+                cu::Call::memcpy_dtoh_async, bytes);
+    }
+    if (index < blocks_in) {
+      const std::size_t own = blocks() + index;
+      cu::check(table.memcpy_htod_async(frames_.home(taken_[own]), extents_[own].data(), bytes,
+                                        in_.raw()),
+                cu::Call::memcpy_htod_async, bytes);
+    }
+  }
+  cu::check(table.stream_synchronize(out_.raw()), cu::Call::stream_synchronize);
+  cu::check(table.stream_synchronize(in_.raw()), cu::Call::stream_synchronize);
+  return static_cast<double>(table.now_ns() - started) / 1e9;
+}
+
+LinkRates measure_rates(PlainLink& link, Bytes block_bytes) {
+  const std::size_t blocks = link.blocks();
+  const auto bytes = static_cast<double>(blocks * block_bytes);
+  link.copy(blocks, blocks);
+  // The best of three: what disturbs a copy makes it slower, never faster.
+  const auto rate = [&](std::size_t out, std::size_t in) {
+    double seconds = link.copy(out, in);
+    for (int again = 0; again < 2; ++again) seconds = std::min(seconds, link.copy(out, in));
+    return bytes / seconds;
+  };
+  LinkRates rates;
+  rates.d2h = rate(blocks, 0);
+  rates.h2d = rate(0, blocks);
+  // Equal bytes both ways: the slower direction bounds both.
+  rates.d2h_duplex = rates.h2d_duplex = rate(blocks, blocks);
+  return rates;
+}
+
+LinkRates Device::calibrate(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  for (const auto& tenant : tenants_) {
+    if (tenant->slots_on_device() > 0) {
+      throw UsageError("calibrate needs a device that no tenant is on; suspend " + tenant->name);
+    }
+  }
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  const std::size_t half = static_cast<std::size_t>(frames_->available()) / 2;
+  if (half == 0) throw UsageError("calibrate needs a device of at least two blocks");
+  const std::size_t blocks = std::clamp<std::size_t>(bytes / block_bytes_, 1, half);
+  PlainLink link(context_, *frames_, *host_pool_, blocks);
+  rates_ = measure_rates(link, block_bytes_);
+  return *rates_;
+}
+
+double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const std::size_t out = round_up(bytes_out, block_bytes_) / block_bytes_;
+  const std::size_t in = round_up(bytes_in, block_bytes_) / block_bytes_;
+  const std::size_t blocks = std::max(out, in);
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  if (plain_link_ == nullptr || plain_link_->blocks() < blocks) {
+    plain_link_.reset();
+    if (static_cast<std::size_t>(frames_->available()) < 2 * blocks) {
+      throw UsageError("plain copies of " + megabytes(blocks * block_bytes_) +
+                       " need twice as much free on the device");
+    }
+    plain_link_ = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
+  }
+  return plain_link_->copy(out, in);
+}
+
+}  // namespace weave

@@ -1,0 +1,51 @@
+"""Fixtures shared by the Python tests. Devices are closed at the end and must hold nothing."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from weave_rt import Device, LocalRuntime, _core, open_device
+
+ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
+TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
+
+
+def _device_specs() -> list[str]:
+    return [ROLLOUT, "cuda:0"] if _core.cuda_driver()["available"] else [ROLLOUT]
+
+
+def _close_and_check(device: Device) -> None:
+    device.close()
+    gc.collect()  # a caught exception keeps its frames, and so spans, until then
+    assert not any(device.census().values()), f"left on {device.spec}: {device.census()}"
+
+
+@pytest.fixture
+def open_checked() -> Iterator[Callable[[str], Device]]:
+    """Open a device by its spec; closed and checked at the end."""
+    opened: list[Device] = []
+
+    def opening(spec: str) -> Device:
+        opened.append(open_device(spec))
+        return opened[-1]
+
+    yield opening
+    for device in opened:
+        _close_and_check(device)
+
+
+@pytest.fixture(params=_device_specs())
+def device(request: pytest.FixtureRequest, open_checked: Callable[[str], Device]) -> Device:
+    """One device for contract tests: emulated, and a GPU where there is one."""
+    return open_checked(request.param)
+
+
+@pytest.fixture
+def runtime(open_checked: Callable[[str], Device]) -> Iterator[LocalRuntime]:
+    """A runtime with one emulated device per pool."""
+    made = LocalRuntime({"rollout": [open_checked(ROLLOUT)], "train": [open_checked(TRAIN)]})
+    yield made
+    made.close()

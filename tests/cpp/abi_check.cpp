@@ -1,0 +1,141 @@
+// The ABI that driver/abi.hpp declares by hand, compared with cuda.h: sizes, offsets, constants and
+// the signature of every call. Nothing here runs: it compiles, or it names what differs. Used by
+// tests/test_cpp.py where a cuda.h is installed.
+#include <cuda.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "driver/table.hpp"
+
+namespace {
+
+namespace cu = weave::cu;
+
+static_assert(CUDA_VERSION >= 11040);
+
+// Two types that are passed in the same way: integers and enums of one size, pointers to such,
+// structs of one size (their members are compared below) or opaque ones.
+template <class A, class B>
+constexpr bool is_same_abi() {
+  if constexpr (std::is_pointer_v<A> && std::is_pointer_v<B>) {
+    using To = std::remove_pointer_t<A>;
+    using Other = std::remove_pointer_t<B>;
+    return std::is_const_v<To> == std::is_const_v<Other> &&
+           is_same_abi<std::remove_const_t<To>, std::remove_const_t<Other>>();
+  } else if constexpr (std::is_void_v<A> || std::is_void_v<B>) {
+    return std::is_void_v<A> && std::is_void_v<B>;
+  } else if constexpr (std::is_class_v<A> && std::is_class_v<B>) {
+    if constexpr (requires { sizeof(A); } && requires { sizeof(B); }) {
+      return sizeof(A) == sizeof(B) && alignof(A) == alignof(B);
+    } else {
+      return true;
+    }
+  } else {
+    constexpr bool first = std::is_integral_v<A> || std::is_enum_v<A> || std::is_same_v<A, float>;
+    constexpr bool second = std::is_integral_v<B> || std::is_enum_v<B> || std::is_same_v<B, float>;
+    return first && second && sizeof(A) == sizeof(B) &&
+           std::is_same_v<A, float> == std::is_same_v<B, float>;
+  }
+}
+
+template <class A, class B>
+struct SameCall : std::false_type {};
+
+template <class R, class... As, class S, class... Bs>
+  requires(sizeof...(As) == sizeof...(Bs))
+struct SameCall<R (*)(As...), S (*)(Bs...)>
+    : std::bool_constant<is_same_abi<R, S>() && (is_same_abi<As, Bs>() && ...)> {};
+
+#define WEAVE_CALL(field, need, symbol, exported, version, parameters)              \
+  static_assert(SameCall<decltype(&::exported), decltype(cu::Table::field)>::value, \
+                #exported " has another signature");
+#include "driver/calls.def"
+#undef WEAVE_CALL
+
+// The check itself can tell a difference.
+static_assert(!SameCall<int (*)(int), int (*)(long)>::value);
+static_assert(!SameCall<int (*)(int*), int (*)(const int*)>::value);
+static_assert(!SameCall<int (*)(int), int (*)(int, int)>::value);
+static_assert(!SameCall<int (*)(float), int (*)(int)>::value);
+static_assert(!SameCall<int (*)(void*), int (*)(CUdeviceptr)>::value);
+
+static_assert(sizeof(cu::Status) == sizeof(CUresult));
+static_assert(sizeof(cu::Device) == sizeof(CUdevice));
+static_assert(sizeof(cu::DevicePtr) == sizeof(CUdeviceptr));
+static_assert(sizeof(cu::AllocHandle) == sizeof(CUmemGenericAllocationHandle));
+static_assert(sizeof(cu::Uuid) == sizeof(CUuuid));
+static_assert(sizeof(cu::MemLocation) == sizeof(CUmemLocation));
+static_assert(offsetof(cu::MemLocation, type) == offsetof(CUmemLocation, type));
+static_assert(offsetof(cu::MemLocation, id) == offsetof(CUmemLocation, id));
+
+using Prop = cu::MemAllocationProp;
+static_assert(sizeof(Prop) == sizeof(CUmemAllocationProp));
+static_assert(offsetof(Prop, type) == offsetof(CUmemAllocationProp, type));
+static_assert(offsetof(Prop, requested_handle_types) ==
+              offsetof(CUmemAllocationProp, requestedHandleTypes));
+static_assert(offsetof(Prop, location) == offsetof(CUmemAllocationProp, location));
+static_assert(offsetof(Prop, win32_handle_meta_data) ==
+              offsetof(CUmemAllocationProp, win32HandleMetaData));
+static_assert(offsetof(Prop, alloc_flags) == offsetof(CUmemAllocationProp, allocFlags));
+static_assert(offsetof(Prop, alloc_flags.compression_type) ==
+              offsetof(CUmemAllocationProp, allocFlags.compressionType));
+static_assert(offsetof(Prop, alloc_flags.gpu_direct_rdma_capable) ==
+              offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable));
+static_assert(offsetof(Prop, alloc_flags.usage) == offsetof(CUmemAllocationProp, allocFlags.usage));
+
+static_assert(sizeof(cu::MemAccessDesc) == sizeof(CUmemAccessDesc));
+static_assert(offsetof(cu::MemAccessDesc, location) == offsetof(CUmemAccessDesc, location));
+static_assert(offsetof(cu::MemAccessDesc, flags) == offsetof(CUmemAccessDesc, flags));
+
+constexpr bool is(auto ours, auto theirs) {
+  return static_cast<long long>(ours) == static_cast<long long>(theirs);
+}
+
+static_assert(is(cu::kSuccess, CUDA_SUCCESS));
+static_assert(is(cu::kInvalidValue, CUDA_ERROR_INVALID_VALUE));
+static_assert(is(cu::kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY));
+static_assert(is(cu::kNotInitialized, CUDA_ERROR_NOT_INITIALIZED));
+static_assert(is(cu::kDeinitialized, CUDA_ERROR_DEINITIALIZED));
+static_assert(is(cu::kNoDevice, CUDA_ERROR_NO_DEVICE));
+static_assert(is(cu::kInvalidDevice, CUDA_ERROR_INVALID_DEVICE));
+static_assert(is(cu::kInvalidContext, CUDA_ERROR_INVALID_CONTEXT));
+static_assert(is(cu::kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE));
+static_assert(is(cu::kInvalidHandle, CUDA_ERROR_INVALID_HANDLE));
+static_assert(is(cu::kNotReady, CUDA_ERROR_NOT_READY));
+static_assert(is(cu::kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS));
+static_assert(is(cu::kContextIsDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED));
+static_assert(is(cu::kHostMemoryAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED));
+static_assert(is(cu::kHostMemoryNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
+static_assert(is(cu::kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED));
+static_assert(is(cu::kNotSupported, CUDA_ERROR_NOT_SUPPORTED));
+static_assert(is(cu::kUnknown, CUDA_ERROR_UNKNOWN));
+
+static_assert(is(cu::kLocationDevice, CU_MEM_LOCATION_TYPE_DEVICE));
+static_assert(is(cu::kAllocationPinned, CU_MEM_ALLOCATION_TYPE_PINNED));
+static_assert(is(cu::kHandleNone, CU_MEM_HANDLE_TYPE_NONE));
+static_assert(is(cu::kHandlePosixFd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+static_assert(is(cu::kAccessNone, CU_MEM_ACCESS_FLAGS_PROT_NONE));
+static_assert(is(cu::kAccessRead, CU_MEM_ACCESS_FLAGS_PROT_READ));
+static_assert(is(cu::kAccessReadWrite, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+static_assert(is(cu::kGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+
+static_assert(is(cu::kAttributeIntegrated, CU_DEVICE_ATTRIBUTE_INTEGRATED));
+static_assert(is(cu::kAttributeComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
+static_assert(is(cu::kAttributeAsyncEngineCount, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT));
+static_assert(is(cu::kAttributeVirtualMemoryManagement,
+                 CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
+static_assert(is(cu::kAttributePosixFdHandles,
+                 CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
+static_assert(is(cu::kAttributeGpuDirectRdmaWithVmm,
+                 CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED));
+
+static_assert(is(cu::kStreamDefault, CU_STREAM_DEFAULT));
+static_assert(is(cu::kStreamNonBlocking, CU_STREAM_NON_BLOCKING));
+static_assert(is(cu::kEventDefault, CU_EVENT_DEFAULT));
+static_assert(is(cu::kEventBlockingSync, CU_EVENT_BLOCKING_SYNC));
+static_assert(is(cu::kEventDisableTiming, CU_EVENT_DISABLE_TIMING));
+static_assert(is(cu::kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE));
+static_assert(is(cu::kCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED));
+
+}  // namespace

@@ -1,0 +1,121 @@
+// tests/cpp/core_device.hpp: a core Device on an emulated one, with two tenants of mixed policies
+// that do not fit together, and what a test asks about their bytes.
+#pragma once
+
+#include <dirent.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "core/device.hpp"
+#include "driver/faults.hpp"
+#include "emu/emulator.hpp"
+
+namespace weave::test {
+
+// 4 KiB blocks, 16 of them for tenants, and no latencies: a sweep opens thousands of devices.
+inline constexpr const char* kSixteenBlocks =
+    "h20?scale=4096&speed=1000&seed=3&capacity=72KiB&granularity=4KiB&block=4KiB&context=4KiB"
+    "&copy=0ns&map=0ns&access=0ns&unmap=0ns&create=0ns";
+inline constexpr Bytes kBlock = 4096;
+
+inline const cu::Table& counted_table() {
+  static const cu::Table table = [] {
+    const cu::Table wrapped = cu::counted(cu::Upstream::emulated, emu::table());
+    cu::check(wrapped.init(0), cu::Call::init);
+    return wrapped;
+  }();
+  return table;
+}
+
+inline std::size_t open_descriptors() {
+  DIR* directory = opendir("/proc/self/fd");
+  std::size_t count = 0;
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+inline Device::Options options_with(Bytes host_budget = Bytes{1} << 30) {
+  Device::Options options;
+  options.block_bytes = kBlock;
+  options.host_budget = host_budget;
+  return options;
+}
+
+// An emulated device that lives until the last owner made through its Driver is gone.
+struct Emulated {
+  explicit Emulated(const char* spec = kSixteenBlocks)
+      : ordinal(emu::add_device(emu::Spec::parse(spec))),
+        driver(std::make_shared<Driver>(counted_table(), ordinal,
+                                        [id = ordinal] { emu::remove_device(id); })) {}
+  int ordinal;
+  DriverRef driver;
+};
+
+// A tenant with a `keep` region of several blocks and a `discard` region, filled with a pattern.
+struct Patterned {
+  std::shared_ptr<Tenant> tenant;
+  std::shared_ptr<Region> keep, discard;
+  std::vector<std::shared_ptr<Span>> spans;
+  unsigned seed = 0;
+
+  unsigned char byte_at(Bytes offset) const {
+    return static_cast<unsigned char>((offset * 2654435761u + seed * 97u) >> 7);
+  }
+  // pre for both: the tenant runs.
+  void write() const {
+    emu::host_view(keep->address(), true);
+    auto* data = reinterpret_cast<unsigned char*>(keep->address());
+    for (Bytes offset = 0; offset < keep->slots.size() * kBlock; ++offset) {
+      data[offset] = byte_at(offset);
+    }
+  }
+  bool intact() const {
+    emu::host_view(keep->address(), true);
+    const auto* data = reinterpret_cast<const unsigned char*>(keep->address());
+    for (Bytes offset = 0; offset < keep->slots.size() * kBlock; ++offset) {
+      if (data[offset] != byte_at(offset)) return false;
+    }
+    return true;
+  }
+};
+
+// pre: room on the device, or idle tenants to take it from. Leaves the tenant running.
+inline void attach(Device& device, Patterned& into, const char* name, unsigned seed, int keep_blocks,
+                   int discard_blocks) {
+  into.seed = seed;
+  if (into.tenant == nullptr) into.tenant = device.add_tenant(name, "job");
+  device.resume(into.tenant, 60);
+  into.keep = device.region(into.tenant, "weights", Policy::keep, 0);
+  into.discard = device.region(into.tenant, "kv_cache", Policy::discard, 0);
+  const auto fill = [&](const std::shared_ptr<Region>& region, int blocks) {
+    while (region->slots.size() < static_cast<std::size_t>(blocks)) {
+      into.spans.push_back(device.allocate(region, kBlock, 512));
+    }
+  };
+  fill(into.keep, keep_blocks);
+  fill(into.discard, discard_blocks);
+  into.write();
+}
+
+// Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch.
+struct Pair {
+  explicit Pair(const char* spec = kSixteenBlocks)
+      : emulated(spec),
+        device(std::make_shared<Device>(emulated.driver, options_with())) {}
+  void attach_both() {
+    attach(*device, a, "a", 1, 8, 3);
+    device->release(a.tenant);
+    attach(*device, b, "b", 2, 8, 3);
+    device->hand_over(b.tenant, a.tenant, 60);
+  }
+  Emulated emulated;
+  std::shared_ptr<Device> device;
+  Patterned a, b;
+};
+
+}  // namespace weave::test

@@ -1,0 +1,246 @@
+// The core on an undisturbed device: bytes, addresses, counters, refusals, and ends of life.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "core_device.hpp"
+
+using namespace weave;
+using namespace weave::test;
+
+namespace {
+
+Refusal::Kind refusal_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Refusal& refusal) {
+    return refusal.kind;
+  }
+  CHECK(false && "no refusal was thrown");
+  return Refusal::Kind::device_not_found;
+}
+
+}  // namespace
+
+TEST(bytes_and_addresses_survive_many_switches) {
+  Pair pair;
+  pair.attach_both();
+  const auto address_a = pair.a.keep->address();
+  for (int turn = 0; turn < 20; ++turn) {
+    CHECK(pair.a.intact());
+    pair.a.seed += 2;
+    pair.a.write();
+    const auto report = pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+    CHECK(report.bytes_out > 0);
+    CHECK_EQ(report.incoming, "b");
+    CHECK(pair.b.intact());
+    pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+  }
+  CHECK_EQ(pair.a.keep->address(), address_a);
+  CHECK_EQ(emu::census(pair.emulated.ordinal).pageable_copies, 0u);
+}
+
+TEST(only_the_excess_moves_and_discard_costs_nothing) {
+  Pair pair;
+  pair.attach_both();
+  // b needs 11 of 16 frames and has 5, so a gives up 6. Its three discard blocks go first and are
+  // not copied.
+  const auto generation = pair.a.discard->generation.load();
+  const auto report = pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  CHECK_EQ(report.bytes_out, 3 * kBlock);
+  CHECK(report.bytes_in <= 6 * kBlock);
+  CHECK_EQ(pair.a.discard->generation.load(), generation + 1);
+}
+
+TEST(steady_state_creates_and_registers_nothing) {
+  Pair pair;
+  pair.attach_both();
+  const auto cycle = [&] {
+    pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+    pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+  };
+  cycle();
+  const auto before = cu::call_counts(cu::Upstream::emulated);
+  const auto census = emu::census(pair.emulated.ordinal);
+  for (int turn = 0; turn < 20; ++turn) cycle();
+  const auto after = cu::call_counts(cu::Upstream::emulated);
+  for (const auto call : {cu::Call::mem_create, cu::Call::mem_release, cu::Call::mem_host_register,
+                          cu::Call::mem_host_unregister, cu::Call::mem_address_reserve,
+                          cu::Call::stream_create, cu::Call::event_create}) {
+    CHECK_EQ(after[static_cast<std::size_t>(call)], before[static_cast<std::size_t>(call)]);
+  }
+  CHECK(emu::census(pair.emulated.ordinal) == census);
+}
+
+TEST(tenants_that_fit_together_never_move_a_byte) {
+  Emulated emulated;
+  Device device(emulated.driver, options_with());
+  Patterned a, b;
+  attach(device, a, "a", 1, 4, 1);
+  device.release(a.tenant);
+  attach(device, b, "b", 2, 4, 1);
+  for (int turn = 0; turn < 5; ++turn) {
+    const auto there = device.hand_over(b.tenant, a.tenant, 60);
+    const auto back = device.hand_over(a.tenant, b.tenant, 60);
+    CHECK_EQ(there.bytes_out + there.bytes_in + back.bytes_out + back.bytes_in, 0u);
+    CHECK_EQ(there.blocks_remapped, 0u);
+  }
+  CHECK_EQ(a.discard->generation.load(), 0u);
+}
+
+TEST(suspend_and_resume_twice_are_counted_no_ops) {
+  Pair pair;
+  pair.attach_both();
+  pair.device->suspend(pair.a.tenant, 60);
+  CHECK(pair.a.keep->state == RegionState::host);
+  CHECK(pair.a.discard->state == RegionState::discarded);
+  pair.device->suspend(pair.a.tenant, 60);
+  pair.device->resume(pair.a.tenant, 60);
+  pair.device->resume(pair.a.tenant, 60);
+  CHECK(pair.a.intact());
+  CHECK_EQ(pair.device->stats().noop_suspends, 1u);
+  CHECK_EQ(pair.device->stats().noop_resumes, 1u);
+}
+
+TEST(a_running_tenant_is_never_evicted) {
+  Pair pair;
+  pair.attach_both();
+  CHECK(refusal_of([&] { pair.device->resume(pair.b.tenant, 60); }) == Refusal::Kind::resume_failed);
+  CHECK(pair.a.tenant->running);
+  CHECK(pair.a.intact());
+  // Growth of a beyond the device, and of a tenant that does not run.
+  CHECK(refusal_of([&] { pair.device->allocate(pair.a.keep, 6 * kBlock, 512); }) ==
+        Refusal::Kind::growth_refused);
+  CHECK(refusal_of([&] { pair.device->allocate(pair.b.keep, kBlock, 512); }) ==
+        Refusal::Kind::not_resident);
+  // Up to the device's size it takes from the idle one.
+  const auto span = pair.device->allocate(pair.a.keep, 5 * kBlock, 512);
+  CHECK_EQ(pair.b.tenant->slots_on_device(), 0u);
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  CHECK(pair.b.intact());
+}
+
+TEST(budget_of_the_host_pool_is_kept) {
+  Emulated emulated;
+  Device device(emulated.driver, options_with(2 * kBlock));
+  const auto tenant = device.add_tenant("a", "job");
+  device.resume(tenant, 60);
+  const auto region = device.region(tenant, "weights", Policy::keep, 0);
+  CHECK(refusal_of([&] { device.allocate(region, 3 * kBlock, 512); }) == Refusal::Kind::host_memory);
+  CHECK_EQ(region->slots.size(), 0u);
+  const auto span = device.allocate(region, 2 * kBlock, 512);
+  CHECK_EQ(device.host_pool()->registered(), 2 * kBlock);
+}
+
+TEST(a_dropped_span_is_reused_at_the_same_address) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 4, 1);
+  auto first = pair.device->allocate(pair.a.keep, 1000, 512);
+  const auto address = first->address();
+  CHECK_EQ(address % 512, 0u);
+  first.reset();
+  const auto second = pair.device->allocate(pair.a.keep, 900, 512);
+  CHECK_EQ(second->address(), address);
+}
+
+TEST(rescue_gives_every_complete_keep_region) {
+  Pair pair;
+  pair.attach_both();
+  for (const auto& tenant : {pair.a, pair.b}) {
+    const auto saved = pair.device->rescue(tenant.tenant);
+    CHECK_EQ(saved.size(), 1u);
+    const auto& bytes = saved.at("weights");
+    CHECK_EQ(bytes.size(), 8 * kBlock);
+    for (Bytes offset = 0; offset < bytes.size(); ++offset) {
+      CHECK_EQ(static_cast<unsigned char>(bytes[offset]), tenant.byte_at(offset));
+    }
+  }
+  CHECK(pair.a.intact());
+}
+
+TEST(the_limit_is_the_duplex_part_and_the_rest_one_way) {
+  const LinkRates rates{100, 100, 75, 75};
+  CHECK_EQ(limit_seconds(rates, 0, 200), 2.0);
+  CHECK_EQ(limit_seconds(rates, 150, 150), 2.0);
+  CHECK_EQ(limit_seconds(rates, 150, 250), 3.0);
+}
+
+TEST(calibrate_needs_an_empty_device_and_leaves_it_so) {
+  Pair pair;
+  const auto before = emu::census(pair.emulated.ordinal);
+  const auto rates = pair.device->calibrate(8 * kBlock);
+  CHECK(rates.h2d > 0 && rates.d2h_duplex > 0);
+  CHECK_EQ(emu::census(pair.emulated.ordinal).registrations, before.registrations);
+  CHECK_EQ(pair.device->host_pool()->registered(), 0u);
+  pair.attach_both();
+  CHECK_THROWS(pair.device->calibrate(kBlock), UsageError, "suspend a");
+  CHECK(pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60).limit_s.has_value());
+}
+
+TEST(closing_is_idempotent_and_leaves_nothing) {
+  const auto descriptors = open_descriptors();
+  int ordinal = 0;
+  {
+    Pair pair;
+    ordinal = pair.emulated.ordinal;
+    pair.attach_both();
+    pair.device->close();
+    pair.device->close();
+    CHECK(pair.a.tenant->closed);
+    CHECK_THROWS(pair.device->resume(pair.a.tenant, 60), UsageError, "closed");
+    const auto census = emu::census(ordinal);
+    CHECK_EQ(census.handles + census.mappings + census.registrations + census.streams +
+                 census.events + census.bytes_used,
+             0u);
+  }
+  CHECK_EQ(open_descriptors(), descriptors);
+}
+
+TEST(a_lost_context_fails_the_tenants_and_closing_still_works) {
+  Pair pair;
+  pair.attach_both();
+  {
+    const cu::FaultScope fault({1, true, cu::Call::stream_synchronize, cu::kLaunchFailed});
+    CHECK_THROWS(pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60), DriverError, "719");
+    CHECK(pair.a.tenant->failed && pair.b.tenant->failed);
+    CHECK(pair.a.keep->state == RegionState::failed);
+    CHECK(refusal_of([&] { pair.device->resume(pair.a.tenant, 60); }) ==
+          Refusal::Kind::tenant_failed);
+    pair.device->close();
+  }
+}
+
+TEST(two_threads_that_switch_and_ask_do_not_disturb_each_other) {
+  Pair pair;
+  pair.attach_both();
+  std::atomic<bool> stop{false};
+  std::thread asker([&] {
+    while (!stop) {
+      CHECK(pair.device->place(pair.a.tenant).blocks >= 11);
+      CHECK(pair.device->stats().blocks_total == 16);
+    }
+  });
+  for (int turn = 0; turn < 50; ++turn) {
+    pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+    pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+  }
+  stop = true;
+  asker.join();
+  CHECK(pair.a.intact());
+}
+
+TEST(bytes_that_were_handed_over_fault) {
+  Pair pair;
+  pair.attach_both();
+  pair.device->suspend(pair.b.tenant, 60);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);
+    const auto value = *reinterpret_cast<volatile unsigned char*>(pair.b.keep->address());
+    _exit(value == 0 ? 1 : 2);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}

@@ -1,0 +1,219 @@
+"""The console command from outside: exit codes, one line for a mistake, output for scripts."""
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+import types
+
+import pytest
+
+from weave_scheduler import cli
+
+TINY = """
+version: 1
+devices:
+  rollout: ["emulated:h20?scale=65536&speed=1000"]
+  train: ["emulated:h800?scale=65536&speed=1000"]
+jobs:
+  - {name: a, kind: synthetic, iterations: 2, state: {rollout: {weights: 1GB}},
+     phases: {rollout: 1s, train: 1s}}
+"""
+
+
+def weave(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "weave_scheduler", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False, **more,
+    )  # fmt: skip
+
+
+def refused(done, code=2):
+    """The one line of a refusal."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("weave: ")
+    return lines[0]
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def test_help_shows_the_commands_and_examples():
+    done = weave("--help")
+    assert done.returncode == 0
+    for word in ("run", "doctor", "bench", "Examples:"):
+        assert word in done.stdout
+    assert "solo-job" not in done.stdout
+    assert "Example:" in weave("run", "--help").stdout
+
+
+def test_version_is_one_line():
+    done = weave("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("weave ")
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["fly"], ["run"], ["run", "a", "b"], ["run", "x.yaml", "--fast"], ["bench"],
+        ["bench", "nothing"], ["run", "x.yaml", "--solo", "--compare-solo"], ["doctor", "--device"],
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_one_line_and_exit_2(arguments):
+    refused(weave(*arguments))
+
+
+def test_a_missing_file_is_named():
+    assert "gone.yaml: no such file" in refused(weave("run", "gone.yaml"))
+
+
+def test_a_mistake_in_the_spec_is_named_with_its_line(spec):
+    spec.write_text(TINY.replace("iterations", "iteration"))
+    assert f"{spec}:7: jobs.0.iteration: unknown key" in refused(weave("run", spec))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("emulated:h20?scale", "emulated:h99?scale", ":4: devices.rollout.0: "),
+        ("emulated:h20?scale=", "emulated:h20?weight=3&scale=", ":4: devices.rollout.0: "),
+        ("emulated:h800?scale=65536&speed=1000", "cuda:77", ":5: devices.train.0: "),
+        ("emulated:h800?scale=65536", "emulated:h800?scale=4096", "give all devices the same"),
+        ("weights: 1GB", "weights: 97GB", ":7: jobs.0.state.rollout: needs 97"),
+        ("train: 1s", "train: 1", ":8: jobs.0.phases.train: "),
+        ("iterations: 2", "iterations: 2, arrival: 1s", "not supported by this version"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(spec, old, new, says):
+    assert old in TINY
+    spec.write_text(TINY.replace(old, new))
+    check_refusal(weave("run", spec), says)
+
+
+@pytest.mark.parametrize("option", ["--solo", "--compare-solo"])
+def test_what_cannot_run_alone_is_refused_in_the_same_words(spec, option):
+    spec.write_text(TINY.replace("emulated:h20?scale", "emulated:h99?scale"))
+    check_refusal(weave("run", spec, option), ":4: devices.rollout.0: ")
+
+
+def check_refusal(done, says):
+    """Like ``refused``, for mistakes that are found when progress was shown already."""
+    assert done.returncode == 2, done.stderr
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("weave: ")]
+    assert len(complaints) == 1
+    assert says in complaints[0]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback():
+    assert "Traceback" in weave("run", "gone.yaml", "--debug").stderr
+
+
+def test_a_run_prints_tables_or_json(spec):
+    shown = weave("run", spec)
+    assert shown.returncode == 0, shown.stderr
+    for word in ("Jobs", "Pools", "Totals"):
+        assert word in shown.stdout
+    assert "rollout:0: emulated:h20" in shown.stderr
+    record = json.loads(weave("run", spec, "--json").stdout)
+    assert (record["format"], record["version"]) == ("weave-run", 1)
+
+
+def test_an_out_folder_that_cannot_be_used_is_one_line(spec):
+    assert "is a file; give a folder" in refused(weave("run", spec, "--out", spec))
+    assert "cannot be used" in refused(weave("run", spec, "--out", "/proc/out"))
+
+
+def test_doctor_says_what_there_is():
+    shown = weave("doctor", "--device", "emulated:h20?scale=4096")
+    assert shown.returncode == 0, shown.stderr
+    for word in ("Versions", "CUDA driver", "emulated:h20", "open_files_hard"):
+        assert word in shown.stdout
+    record = json.loads(weave("doctor", "--device", "emulated:h20?scale=4096", "--json").stdout)
+    assert (record["format"], record["version"]) == ("weave-doctor", 1)
+    assert record["devices"][0]["usable_bytes"] > 0
+    assert {"kind", "block_bytes", "host_limited"} <= record["devices"][0].keys()
+    refused(weave("doctor", "--device", "emulated:h99"))
+
+
+def test_doctor_runs_where_torch_cannot_be_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = weave("doctor", "--device", "emulated:h20?scale=4096",
+                 env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_command_does_not_import_torch():
+    check = "import sys, weave_scheduler.cli, weave_scheduler.session, weave_scheduler.doctor\n" \
+            "sys.exit('torch' in sys.modules)"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "module", ["units", "laws", "document", "spec", "specfile", "support", "events", "commands",
+               "state", "policy", "compare"],
+)  # fmt: skip
+def test_deciding_parts_import_no_runtime(module):
+    check = f"import sys, weave_scheduler.{module}\n" \
+            "sys.exit(bool({'weave_rt._core', 'torch'} & set(sys.modules)))"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_bench_switch_prints_the_record_and_writes_it(tmp_path, monkeypatch, capsys):
+    record = {
+        "format": "weave-bench",
+        "version": 1,
+        "conditions": {},
+        "cases": [{"name": "duplex", "arm": "weave", "n": 3, "samples_s": [1], "p50_s": 0.5}],
+    }
+    asked = []
+
+    def run(device, full, progress):
+        asked.append((device, full))
+        progress("working")
+        return record
+
+    module = types.ModuleType("weave_rt.benchmarks.switch")
+    module.run = run
+    monkeypatch.setitem(sys.modules, "weave_rt.benchmarks.switch", module)
+    out = tmp_path / "record.json"
+    assert cli._code_of(["bench", "switch", "--full", "--device", "cuda:0", "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert asked == [("cuda:0", True)]
+    assert "duplex" in shown.out
+    assert "500 ms" in shown.out
+    assert "working" in shown.err
+    assert json.loads(out.read_text()) == record
+    assert cli._code_of(["bench", "switch", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == record
+
+
+def test_on_a_terminal_progress_moves_and_results_follow(spec):
+    leader, follower = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "weave_scheduler", "run", str(spec)],
+        stdout=subprocess.PIPE, stderr=follower, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    os.close(leader)
+    assert done.returncode == 0
+    assert "Jobs" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert b"\x1b[" in shown

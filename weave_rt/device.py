@@ -1,0 +1,63 @@
+"""Opening devices: what `auto` means, and a warning where the host is slower than the model.
+
+`Device` is the core's own class. Called by users, the local runtime and the command line.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from weave_rt import _core
+from weave_rt._core import Device, HostPool
+from weave_rt.errors import UsageError
+
+__all__ = ["POOLS", "Device", "HostPool", "open_device", "resolve_spec"]
+
+POOLS = ("train", "rollout")  # the fixed order in which a job that wants both takes them
+
+_EMULATED = {"rollout": "emulated:h20?scale=64", "train": "emulated:h800?scale=64"}
+
+
+def resolve_spec(spec: str = "auto", pool: str = "rollout") -> str:
+    """The spec that `auto` stands for here: a GPU if the driver reports one (the second one for
+    the training pool, where there are two), else an emulated device. Others are returned as is.
+
+    Raises UsageError for an unknown pool."""
+    if pool not in POOLS:
+        raise UsageError(f"pool {pool!r} is not one of rollout, train")
+    if spec != "auto":
+        return spec
+    found = _core.cuda_driver()["devices"]
+    gpus = len(found) if isinstance(found, list) else 0
+    if gpus == 0:
+        return _EMULATED[pool]
+    return "cuda:1" if pool == "train" and gpus > 1 else "cuda:0"
+
+
+def open_device(
+    spec: str = "auto",
+    *,
+    pool: str = "rollout",
+    host_pool: HostPool | None = None,
+    host_budget_bytes: int = 0,
+    usable_bytes: int = 0,
+) -> Device:
+    """Open a device: ``cuda:0``, ``emulated:h20?scale=64``, or ``auto``.
+
+    Args:
+        pool: ``rollout`` or ``train``; only says what `auto` means.
+        host_pool: pinned host memory to share with another device of this process.
+        host_budget_bytes: limit of a new host pool, 0 for none.
+        usable_bytes: at most this much of the device for tenants, 0 for all that is free.
+
+    Warns when the host cannot copy as fast as an emulated spec says. Raises UsageError,
+    DeviceNotFound, DriverError."""
+    device = Device.open(resolve_spec(spec, pool), host_pool, host_budget_bytes, usable_bytes)
+    if device.host_limited:
+        warnings.warn(
+            f"this host copies slower than {device.spec} models: its timings are host_limited; "
+            "raise scale or lower speed",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return device

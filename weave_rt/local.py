@@ -1,0 +1,348 @@
+"""The runtime of one process: permits, and the switch that follows a grant.
+
+Called by jobs, in the thread that runs the phase. Who holds the permits of a device is the only
+one that switches it, so the core is called without any lock held; the lock here guards small
+tables for the length of a dictionary operation. Lock order: a job's phase gate, then permits,
+then the lock of this module; none is held while a core function blocks, except the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weave_rt._core import Device, SwitchReport
+from weave_rt.device import POOLS, open_device, resolve_spec
+from weave_rt.errors import UsageError
+from weave_rt.permits import Permits, Policy, Ticket
+from weave_rt.tenant import Tenant
+
+__all__ = ["Grant", "LocalRuntime", "Slice", "leave_process_runtime", "process_runtime", "quietly"]
+
+log = logging.getLogger("weave_rt")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that took time. Times are those of the device clock.
+
+    kind: ``wait`` (for a permit), ``switch`` (one core call; `report` is its switch report) or
+    ``phase``. ok: false when it ended by an exception."""
+
+    kind: str
+    job: str
+    phase: str
+    step: int | None
+    devices: tuple[str, ...]
+    start_ns: int
+    end_ns: int
+    report: dict[str, Any] | None = None
+    ok: bool = True
+
+
+@dataclass(slots=True)
+class Grant:
+    """A phase that runs, from :meth:`LocalRuntime.request` to :meth:`LocalRuntime.end`."""
+
+    job: str
+    phase: str
+    step: int | None
+    ticket: Ticket
+    requested_ns: int
+    clock: Device
+    granted_ns: int = 0
+    started_ns: int = 0
+    tenants: list[Tenant] = field(default_factory=list)
+    reports: list[SwitchReport] = field(default_factory=list)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return self.ticket.devices
+
+    @property
+    def waited_s(self) -> float:
+        return (self.granted_ns - self.requested_ns) / 1e9
+
+    @property
+    def resumed_s(self) -> float:
+        return (self.started_ns - self.granted_ns) / 1e9
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(report.bytes_in for report in self.reports)
+
+    @property
+    def bytes_out(self) -> int:
+        return sum(report.bytes_out for report in self.reports)
+
+
+class LocalRuntime:
+    """Devices of this process, shared by its jobs.
+
+    Args:
+        devices: by pool, ``rollout`` and ``train``; device i of a pool is called ``rollout:i``.
+            One device may be in both pools; it is one thing to wait for then.
+        policy: who goes first; :class:`~weave_rt.permits.FirstCome` by default.
+        observer: called with each :class:`Slice`, in the thread that made it, maybe in several at
+            once; what it raises is logged and dropped.
+        drain_timeout_s: how long a switch waits for work on a device to finish.
+
+    :meth:`close` closes the devices too. Safe to call from any thread."""
+
+    def __init__(
+        self,
+        devices: Mapping[str, Sequence[Device]],
+        *,
+        policy: Policy | None = None,
+        observer: Callable[[Slice], None] | None = None,
+        drain_timeout_s: float = 60.0,
+    ) -> None:
+        self._names: dict[str, list[str]] = {}
+        self._devices: dict[str, Device] = {}
+        if set(devices) - set(POOLS):
+            raise UsageError(f"pools are rollout and train, not {sorted(devices)}")
+        for pool in POOLS:
+            self._names[pool] = [
+                self._name(device, f"{pool}:{i}") for i, device in enumerate(devices.get(pool, ()))
+            ]
+        if not self._devices:
+            raise UsageError("a runtime needs at least one device")
+        self.permits = Permits(policy)
+        self.observer = observer
+        self.drain_timeout_s = drain_timeout_s
+        self._lock = threading.Lock()
+        self._runners: dict[str, tuple[str, list[Tenant]]] = {}
+        self._jobs: set[str] = set()
+        self._closed = False
+
+    def __enter__(self) -> LocalRuntime:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _name(self, device: Device, name: str) -> str:
+        for known, other in self._devices.items():
+            if other is device:
+                return known
+        self._devices[name] = device
+        return name
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        """By name; a device in both pools is listed once."""
+        return dict(self._devices)
+
+    def placement(self, pool: str, indices: Sequence[int]) -> tuple[str, ...]:
+        """Names of the devices with these indices in `pool`. Raises UsageError."""
+        names = self._names[pool]
+        for index in indices:
+            if not 0 <= index < len(names):
+                raise UsageError(f"the {pool} pool has {len(names)} devices; there is no {index}")
+        return tuple(dict.fromkeys(names[index] for index in indices))
+
+    def default_indices(self, pool: str) -> tuple[int, ...]:
+        """The placement of a job that asks for none: the pool's first device, if it has one."""
+        return (0,) if self._names[pool] else ()
+
+    def join(self, job: str, devices: Sequence[str]) -> None:
+        """A job comes, placed on `devices`. Raises UsageError for a name that is taken."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("this runtime is closed")
+        self.permits.join(job, devices)
+        with self._lock:
+            self._jobs.add(job)
+
+    def leave(self, job: str) -> None:
+        """A job goes; its tenants are closed already. Twice is fine."""
+        self.permits.leave(job)
+        with self._lock:
+            self._jobs.discard(job)
+            for name in [n for n, (runner, _) in self._runners.items() if runner == job]:
+                del self._runners[name]
+
+    def request(self, job: str, phase: str, step: int | None, devices: Sequence[str]) -> Grant:
+        """Queue for `devices`. Follow with `permits.wait` and :meth:`begin`."""
+        clock = self._devices[devices[0]]
+        now = clock.now_ns()
+        return Grant(job, phase, step, self.permits.request(job, phase, devices), now, clock)
+
+    def waited(self, grant: Grant, ok: bool) -> None:
+        """The wait is over: granted, or given up (the ticket is withdrawn already)."""
+        grant.granted_ns = grant.clock.now_ns()
+        self._observe(grant, "wait", grant.requested_ns, grant.granted_ns, ok=ok)
+
+    def begin(self, grant: Grant, tenants: Mapping[str, Sequence[Tenant]]) -> None:
+        """Bring the phase's tenants in, by device name, in the order of the grant.
+
+        On failure everything that came in is released, the permit passes on, and the exception of
+        the core is raised: ResumeFailed, DrainTimeout, DriverError, TenantFailed and others."""
+        try:
+            for name in grant.devices:
+                for tenant in tenants.get(name, ()):
+                    self.bring_in(grant, name, tenant)
+            grant.started_ns = grant.clock.now_ns()
+        except BaseException:
+            self._release(grant)
+            raise
+
+    def bring_in(self, grant: Grant, name: str, tenant: Tenant) -> None:
+        """Bring one tenant in, within a phase that holds the device `name`."""
+        with self._lock:
+            runner, last = self._runners.get(name, ("", []))
+            outgoing = last[0] if last and runner != grant.job else None
+        device = self._devices[name]
+        start = device.now_ns()
+        try:
+            report = self._switch(device, outgoing, tenant)
+        except BaseException:
+            self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
+            raise
+        finally:
+            tenant.update_guards()
+        with self._lock:
+            if runner != grant.job:
+                self._runners[name] = (grant.job, [])
+            if tenant not in self._runners[name][1]:
+                self._runners[name][1].append(tenant)
+        grant.tenants.append(tenant)
+        grant.reports.append(report)
+        self._observe(grant, "switch", start, device.now_ns(), (name,), dict(report.as_dict()))
+
+    def _switch(self, device: Device, outgoing: Tenant | None, tenant: Tenant) -> SwitchReport:
+        if outgoing is not None:
+            try:
+                return device.switch(outgoing.core, tenant.core, self.drain_timeout_s)
+            except UsageError:
+                if outgoing.state != "CLOSED":  # a job may close at any time, without a permit
+                    raise
+        return device.switch(None, tenant.core, self.drain_timeout_s)
+
+    def end(self, grant: Grant, ok: bool = True) -> Exception | None:
+        """The phase has ended: scan, release, pass the permit on. Never raises; returns what a
+        scan met (GrowthRefused, say), for the caller to raise where that does no harm."""
+        return self._release(grant, ok)
+
+    def progress(self, job: str, phase: str, done: int, total: int) -> None:
+        """How far a phase is. For policies that act on it; this runtime does not."""
+
+    def close(self) -> None:
+        """Close permits and devices. Twice is fine. Raises UsageError while a job is open."""
+        with self._lock:
+            if self._jobs:
+                raise UsageError(f"close the jobs first: {', '.join(sorted(self._jobs))}")
+            self._closed = True
+        self.permits.close()
+        for device in self._devices.values():
+            device.close()
+
+    def _release(self, grant: Grant, ok: bool = True) -> Exception | None:
+        failure: Exception | None = None
+        try:
+            for tenant in grant.tenants:
+                failure = quietly(tenant, tenant.release) or failure
+            if grant.started_ns:
+                now = grant.clock.now_ns()
+                self._observe(grant, "phase", grant.started_ns, now, ok=ok)
+        finally:
+            grant.tenants, grant.started_ns = [], 0
+            self.permits.release(grant.ticket)
+        return failure
+
+    def _observe(
+        self,
+        grant: Grant,
+        kind: str,
+        start_ns: int,
+        end_ns: int,
+        devices: tuple[str, ...] | None = None,
+        report: dict[str, Any] | None = None,
+        ok: bool = True,
+    ) -> None:
+        if self.observer is None:
+            return
+        where = grant.devices if devices is None else devices
+        item = Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
+        try:
+            self.observer(item)
+        except Exception:  # an observer is foreign code and only looks on
+            log.exception("the observer of the runtime failed")
+
+
+def quietly(tenant: Tenant, action: Callable[[], None]) -> Exception | None:
+    """Do it to the tenant; what it raises is logged and returned, so that others get their turn."""
+    try:
+        action()
+    except Exception as error:
+        log.warning("job %s, tenant %s: %s", tenant.job, tenant.name, error)
+        return error
+    return None
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The runtime that all jobs of this process share under ``WEAVE=local``."""
+
+    runtime: LocalRuntime
+    specs: tuple[str, str]
+    users: int = 0
+
+
+_shared_lock = threading.Lock()
+_shared: list[_Shared] = []  # none or one
+
+
+def process_runtime(rollout: str, train: str) -> LocalRuntime:
+    """The runtime of this process, opened on first use on the devices of these specs (several
+    separated by commas). Give it back by :func:`leave_process_runtime`.
+
+    Raises UsageError when it runs on other devices already; DeviceNotFound, DriverError."""
+    with _shared_lock:
+        if not _shared:
+            _shared.append(_Shared(_open(rollout, train), (rollout, train)))
+        elif _shared[0].specs != (rollout, train):
+            raise UsageError(
+                f"the jobs of this process share the devices {_shared[0].specs}; "
+                f"{(rollout, train)} needs a LocalRuntime of its own: init(config={{'runtime': r}})"
+            )
+        _shared[0].users += 1
+        return _shared[0].runtime
+
+
+def leave_process_runtime(runtime: LocalRuntime) -> None:
+    """The counterpart of :func:`process_runtime`; the last one closes the devices."""
+    with _shared_lock:
+        if not _shared or _shared[0].runtime is not runtime:
+            return
+        _shared[0].users -= 1
+        if _shared[0].users > 0:
+            return
+        _shared.clear()
+    runtime.close()
+
+
+def _open(rollout: str, train: str) -> LocalRuntime:
+    opened: list[Device] = []
+    gpus: dict[str, Device] = {}
+    pools: dict[str, list[Device]] = {"rollout": [], "train": []}
+    try:
+        for pool, specs in (("rollout", rollout), ("train", train)):
+            for spec in specs.split(","):
+                resolved = resolve_spec(spec.strip(), pool)
+                device = gpus.get(resolved)
+                if device is None:  # every opening of an emulated spec is a device of its own
+                    shared = opened[0].host_pool if opened else None
+                    device = open_device(resolved, host_pool=shared)
+                    opened.append(device)
+                    if device.kind == "cuda":
+                        gpus[resolved] = device
+                pools[pool].append(device)
+        return LocalRuntime(pools)
+    except BaseException:
+        for device in opened:
+            device.close()
+        raise

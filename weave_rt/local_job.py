@@ -1,0 +1,239 @@
+"""A job that runs on devices of this process.
+
+Made by `init`. The trainer's threads call in; blocking core functions run with no lock held but
+the job's phase gate. Lock order: gate, permits, then the small locks of runtime, versions and
+metrics.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from weave_rt.device import POOLS
+from weave_rt.errors import PermitTimeout, UsageError
+from weave_rt.job import Config, Job
+from weave_rt.local import Grant, LocalRuntime, leave_process_runtime, process_runtime, quietly
+from weave_rt.local_phase import Active, LocalPhase, enclosing
+from weave_rt.permits import Permits
+from weave_rt.tenant import Tenant
+from weave_rt.versions import Versions
+
+__all__ = ["LocalJob"]
+
+log = logging.getLogger("weave_rt")
+
+
+class LocalJob(Job):
+    """See :class:`~weave_rt.job.Job`."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        shared = config.runtime is None
+        self.runtime: LocalRuntime = config.runtime or process_runtime(
+            config.rollout_device or "auto", config.train_device or "auto"
+        )
+        try:
+            self.placement = {pool: self._place(pool, getattr(config, pool)) for pool in POOLS}
+            if not self.devices_of(POOLS):
+                raise UsageError(f"job {self.job_id!r} is placed on no device")
+            self.runtime.join(self.job_id, self.devices_of(POOLS))
+        except BaseException:
+            if shared:
+                leave_process_runtime(self.runtime)
+            raise
+        self.clock = self.runtime.devices[self.devices_of(POOLS)[0]]
+        self.gate = Permits()
+        self.gate.join(self.job_id, POOLS)
+        self.versions = Versions(self)
+        self.actives: list[Active] = []
+        self._tenants: dict[str, tuple[str, str, Tenant]] = {}  # name: pool, device, tenant
+        self._ran: set[str] = set()
+        self._metrics: defaultdict[str, float] = defaultdict(float)
+        self._metrics_lock = Lock()
+        self._closing = False
+        self._closed = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except Exception as problem:
+            if kind is None:
+                raise
+            log.error("closing job %s: %s", self.job_id, problem)
+
+    @property
+    def active(self) -> bool:
+        return not self._closed
+
+    def manage(
+        self,
+        name: str,
+        *objects: object,
+        pool: str,
+        tags: Mapping[str, str] | None = None,
+        device: int = 0,
+    ) -> Tenant:
+        self.check_open()
+        if pool not in POOLS:
+            raise UsageError(f"pool {pool!r} is not rollout or train")
+        importlib.import_module("weave_rt.adapters").check(objects)
+        known = self._tenants.get(name)
+        if known is not None and (known[0] != pool or tags):
+            raise UsageError(f"{name!r} is managed already, in pool {known[0]!r}; add to it there")
+        places = self.placement[pool]
+        if not 0 <= device < len(places):
+            raise UsageError(
+                f"job {self.job_id!r} has {len(places)} devices in pool {pool!r}; no {device}"
+            )
+        if known is not None:
+            tenant = known[2]
+        else:
+            core_device = self.runtime.devices[places[device]]
+            tenant = Tenant(core_device, name, job=self.job_id, pool=pool, tags=tags)
+        try:
+            self._bring_and_adopt(tenant, places[device], pool, objects, known is None)
+        except BaseException:
+            if known is None:
+                self._tenants.pop(name, None)
+                tenant.close()
+            raise
+        self.versions.written()
+        return tenant
+
+    def _bring_and_adopt(
+        self, tenant: Tenant, place: str, pool: str, objects: Sequence[object], new: bool
+    ) -> None:
+        holder = next((a for a in enclosing(self) if a.holding and pool in a.pools), None)
+        if holder is None and objects:
+            # the device may be another job's now; this is a short phase of its own
+            if new:
+                self._tenants[tenant.name] = (pool, place, tenant)
+            with self.phase("init", pool=pool):
+                tenant.adopt(*objects)
+            return
+        if new and holder is not None and holder.grant is not None:
+            self.runtime.bring_in(holder.grant, place, tenant)
+            self._ran.add(tenant.name)
+        if new:
+            self._tenants[tenant.name] = (pool, place, tenant)
+        tenant.adopt(*objects)
+
+    def phase(
+        self,
+        name: str,
+        step: int | None = None,
+        timeout_s: float | None = None,
+        pool: str | Sequence[str] | None = None,
+        nested: str | None = None,
+    ) -> LocalPhase:
+        limit = self.config.acquire_timeout_s if timeout_s is None else timeout_s
+        return LocalPhase(self, name, step, limit, pool, nested or self.config.nested)
+
+    def pop_metrics(self) -> dict[str, float]:
+        with self._metrics_lock:
+            values, self._metrics = self._metrics, defaultdict(float)
+        metrics = {key: float(value) for key, value in values.items()}
+        metrics["weave/weight_version"] = float(self.versions.engine)
+        metrics["weave/pinned_bytes"] = float(self.clock.host_pool.bytes_registered)
+        return metrics
+
+    def progress(self, done: int, total: int) -> None:
+        if not 0 <= done <= total:
+            raise UsageError(f"progress({done}, {total}): needs 0 <= done <= total")
+        around = enclosing(self)
+        name = around[-1].result.name if around else ""
+        self.runtime.progress(self.job_id, name, done, total)
+
+    def keep(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return importlib.import_module("weave_rt.adapters.torch").keep(value)
+        if isinstance(value, dict):
+            return {key: self.keep(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.keep(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.keep(item) for item in value)
+        return value
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if enclosing(self):
+            raise UsageError(f"job {self.job_id!r} is closed inside its own phase; leave it first")
+        self._closing = True
+        self.runtime.permits.withdraw_waiting(self.job_id)
+        self.gate.withdraw_waiting(self.job_id)
+        try:
+            last = self.gate.request(self.job_id, "close", POOLS)
+            self.gate.wait(last, self.runtime.drain_timeout_s)
+        except PermitTimeout:
+            log.error("job %s: a phase of another thread has not ended; closing", self.job_id)
+        problem: Exception | None = None
+        for _, _, tenant in self._tenants.values():
+            problem = quietly(tenant, tenant.close) or problem
+        self._closed = True
+        self.gate.close()
+        self.runtime.leave(self.job_id)
+        if self.config.runtime is None:
+            leave_process_runtime(self.runtime)
+        if problem is not None:
+            raise problem
+
+    # What phases and versions ask for.
+
+    def check_open(self) -> None:
+        if self._closing:
+            raise UsageError(f"job {self.job_id!r} is closed")
+
+    def devices_of(self, pools: Sequence[str]) -> tuple[str, ...]:
+        """Device names of the placement, train first, each once."""
+        return tuple(dict.fromkeys(n for p in POOLS if p in pools for n in self.placement[p]))
+
+    def tenants_in(self, *pools: str) -> list[Tenant]:
+        return [t for pool, _, t in list(self._tenants.values()) if pool in pools]
+
+    def tenants_on(self, pools: Sequence[str]) -> dict[str, list[Tenant]]:
+        """The tenants that a phase with these pools brings in, by device name."""
+        result: dict[str, list[Tenant]] = {}
+        for pool, place, tenant in list(self._tenants.values()):
+            if pool in pools:
+                result.setdefault(place, []).append(tenant)
+        return result
+
+    def is_inside(self, *names: str) -> bool:
+        return any(a.result.name in names for a in enclosing(self))
+
+    def has_modules_in_both_pools(self) -> bool:
+        return all(any(t.has_modules for t in self.tenants_in(pool)) for pool in POOLS)
+
+    def note_phase(self, name: str, elapsed_ns: int) -> None:
+        with self._metrics_lock:
+            self._metrics[f"{self.config.metrics_prefix}{name}"] += elapsed_ns / 1e9
+
+    def note_grant(self, grant: Grant) -> bool:
+        """Count what a grant took. Returns whether it was warm."""
+        names = {tenant.name for tenant in grant.tenants}
+        warm = names <= self._ran
+        self._ran |= names
+        prefix = self.config.metrics_prefix
+        evicted = sum(len(r.outgoing) for r in grant.reports if r.bytes_out)
+        with self._metrics_lock:
+            self._metrics[f"{prefix}permit_wait"] += grant.waited_s
+            self._metrics[f"{prefix}resume"] += grant.resumed_s
+            self._metrics["weave/bytes_resumed"] += grant.bytes_in
+            self._metrics["weave/bytes_suspended"] += grant.bytes_out
+            self._metrics["weave/evictions"] += evicted
+            self._metrics["weave/warm_resumes" if warm else "weave/cold_starts"] += 1
+        return warm
+
+    def _place(self, pool: str, indices: Sequence[int] | None) -> tuple[str, ...]:
+        if indices is None:
+            indices = self.runtime.default_indices(pool)
+        return self.runtime.placement(pool, indices)

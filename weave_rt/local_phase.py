@@ -1,0 +1,263 @@
+"""Entering and leaving phases of a local job: nesting, the gate between threads, permits, versions.
+
+Called by trainers through `LocalPhase`. Which phases enclose the caller is kept per thread and per
+asyncio task (a context variable). Each job has a gate: a first-come queue over its own pools, so
+that two threads of one job never ask for one pool at the same time. Order: gate, permit, switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weave_rt.errors import PhaseNesting, UsageError
+from weave_rt.local import Grant
+from weave_rt.permits import Ticket
+from weave_rt.phases import Phase, PhaseResult, canonical_name, pools_of
+
+if TYPE_CHECKING:
+    from weave_rt.local_job import LocalJob
+
+__all__ = ["Active", "LocalPhase", "enclosing"]
+
+
+@dataclass(eq=False, slots=True)
+class Active:
+    """A phase that somebody is in."""
+
+    phase: LocalPhase
+    result: PhaseResult
+    pools: tuple[str, ...]  # taken by this phase itself; none if an outer one holds them
+    outer: list[Active] = field(default_factory=list)  # handed back for this one
+    gate: Ticket | None = None
+    grant: Grant | None = None  # set as soon as it is asked for, so that nothing can leak
+    entered_ns: int = 0
+    admitted: bool = False
+    ended: bool = False
+
+    @property
+    def holding(self) -> bool:
+        return self.grant is not None and self.grant.started_ns > 0
+
+
+_stack: ContextVar[tuple[Active, ...]] = ContextVar("weave_rt_phases", default=())
+
+
+def enclosing(job: LocalJob) -> list[Active]:
+    """The phases of `job` around the caller, outermost first."""
+    return [a for a in _stack.get() if a.phase.job is job and not a.ended]
+
+
+class LocalPhase(Phase):
+    """See `Job.phase`."""
+
+    def __init__(
+        self,
+        job: LocalJob,
+        name: str,
+        step: int | None,
+        timeout_s: float | None,
+        pool: str | Sequence[str] | None,
+        nested: str,
+    ) -> None:
+        if nested not in ("error", "switch"):
+            raise UsageError(f"nested={nested!r} is not 'error' or 'switch'")
+        self.job = job
+        self.name = canonical_name(name)
+        self.step = step
+        self.timeout_s = timeout_s
+        self.needed = tuple(p for p in pools_of(self.name, pool) if job.placement[p])
+        self.nested = nested
+
+    def __enter__(self) -> PhaseResult:
+        active = self._plan()
+        try:
+            self._hand_back(active)
+            if active.pools:
+                self._take(active, self.timeout_s)
+            else:
+                self._check(active)
+        except BaseException:
+            self._give(active, ok=False)
+            self._retake(active)
+            raise
+        return self._push(active)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        active = self._pop(kind is None)
+        problem = self._give(active, ok=kind is None)
+        self._retake(active)
+        if problem is not None and kind is None:
+            raise problem
+
+    async def __aenter__(self) -> PhaseResult:
+        active = self._plan()
+        try:
+            self._hand_back(active)
+            if active.pools:
+                await self._take_async(active, self.timeout_s)
+            else:
+                self._check(active)
+        except BaseException:
+            self._give(active, ok=False)
+            await self._retake_async(active)
+            raise
+        return self._push(active)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, trace: object
+    ) -> None:
+        active = self._pop(kind is None)
+        problem = self._give(active, ok=kind is None)
+        await self._retake_async(active)
+        if problem is not None and kind is None:
+            raise problem
+
+    def _plan(self) -> Active:
+        """What to take and what to hand back first. Raises PhaseNesting."""
+        self.job.check_open()
+        around = enclosing(self.job)
+        held = {pool for a in around if a.holding for pool in a.pools}
+        active = Active(self, PhaseResult(self.name, self.step), ())
+        if set(self.needed) <= held:
+            return active
+        active.pools = self.needed
+        if held:
+            if self.nested != "switch":
+                inside = next(a.phase.name for a in reversed(around) if a.holding)
+                raise PhaseNesting(
+                    f"phase {self.name!r} needs {' and '.join(self.needed)}, but is inside "
+                    f"{inside!r}, which holds {' and '.join(sorted(held))}; leave that phase "
+                    "first, or pass nested='switch' to hand its pools back meanwhile"
+                )
+            active.outer = [a for a in around if a.holding]
+        return active
+
+    def _take(self, active: Active, timeout_s: float | None) -> None:
+        """Gate, permit, switch. On an exception `_give` undoes what was taken."""
+        job, start_ns = self.job, self.job.clock.now_ns()
+        active.gate = job.gate.request(job.job_id, self.name, active.pools)
+        job.gate.wait(active.gate, timeout_s)
+        grant = self._request(active)
+        ok = False
+        try:
+            job.runtime.permits.wait(grant.ticket, _left(job, start_ns, timeout_s))
+            ok = True
+        finally:
+            job.runtime.waited(grant, ok)
+        job.runtime.begin(grant, job.tenants_on(active.pools))
+        self._taken(active, grant, start_ns)
+
+    async def _take_async(self, active: Active, timeout_s: float | None) -> None:
+        """The same without blocking the event loop: the switch runs in a worker thread."""
+        job, start_ns = self.job, self.job.clock.now_ns()
+        active.gate = job.gate.request(job.job_id, self.name, active.pools)
+        await job.gate.wait_async(active.gate, timeout_s)
+        grant = self._request(active)
+        ok = False
+        try:
+            left = _left(job, start_ns, timeout_s)
+            await job.runtime.permits.wait_async(grant.ticket, left)
+            ok = True
+        finally:
+            job.runtime.waited(grant, ok)
+        switch = asyncio.ensure_future(
+            asyncio.to_thread(job.runtime.begin, grant, job.tenants_on(active.pools))
+        )
+        try:
+            await asyncio.shield(switch)
+        except asyncio.CancelledError:
+            await _settled(switch)  # a switch cannot be stopped half way
+            raise
+        self._taken(active, grant, start_ns)
+
+    def _request(self, active: Active) -> Grant:
+        """Through the gate: look at the versions, then ask for the permit."""
+        job = self.job
+        if not active.admitted:
+            job.versions.check(active)
+        devices = job.devices_of(active.pools)
+        active.grant = job.runtime.request(job.job_id, self.name, self.step, devices)
+        return active.grant
+
+    def _taken(self, active: Active, grant: Grant, start_ns: int) -> None:
+        result = active.result
+        result.waited_s += (grant.granted_ns - start_ns) / 1e9
+        result.resumed_s += grant.resumed_s
+        result.resumed_bytes += grant.bytes_in
+        result.warm = self.job.note_grant(grant)
+        if self.job.config.verify == "ptr":
+            for tenant in grant.tenants:
+                tenant.verify_addresses()
+        self.job.versions.check_contents(active)
+
+    def _check(self, active: Active) -> None:
+        """The looks at versions for a phase that an outer one holds the pools for."""
+        self.job.versions.check(active)
+        self.job.versions.check_contents(active)
+
+    def _push(self, active: Active) -> PhaseResult:
+        active.admitted = True
+        _stack.set((*_stack.get(), active))
+        self.job.actives.append(active)
+        self.job.versions.entered(active)
+        active.entered_ns = self.job.clock.now_ns()
+        return active.result
+
+    def _pop(self, ok: bool) -> Active:
+        stack = _stack.get()
+        # left in another context (a generator, a fixture): look among all of the job's phases
+        candidates = (*self.job.actives, *stack)
+        active = next((a for a in reversed(candidates) if a.phase is self and not a.ended), None)
+        if active is None:
+            raise UsageError(f"phase {self.name!r} is left, but nobody is in it")
+        active.ended = True
+        self.job.actives.remove(active)
+        _stack.set(tuple(a for a in stack if not a.ended))
+        self.job.note_phase(self.name, self.job.clock.now_ns() - active.entered_ns)
+        if ok:
+            self.job.versions.committed(active)
+        return active
+
+    def _give(self, active: Active, ok: bool) -> Exception | None:
+        """Give back what `_take` took. Never raises."""
+        problem = None
+        if active.grant is not None:
+            problem = self.job.runtime.end(active.grant, ok)
+            active.grant = None
+        if active.gate is not None:
+            self.job.gate.release(active.gate)
+            active.gate = None
+        return problem
+
+    def _hand_back(self, active: Active) -> None:
+        problem = None
+        for outer in reversed(active.outer):
+            problem = outer.phase._give(outer, ok=True) or problem
+        if problem is not None:
+            raise problem
+
+    def _retake(self, active: Active) -> None:
+        for outer in active.outer:
+            outer.phase._take(outer, self.job.config.acquire_timeout_s)
+
+    async def _retake_async(self, active: Active) -> None:
+        for outer in active.outer:
+            await outer.phase._take_async(outer, self.job.config.acquire_timeout_s)
+
+
+def _left(job: LocalJob, start_ns: int, timeout_s: float | None) -> float | None:
+    if timeout_s is None:
+        return None
+    return max(0.0, timeout_s - (job.clock.now_ns() - start_ns) / 1e9)
+
+
+async def _settled(task: asyncio.Future[None]) -> None:
+    """Wait for the end of `task`, through further cancellations."""
+    while not task.done():
+        with suppress(BaseException):
+            await asyncio.shield(task)

@@ -1,0 +1,155 @@
+"""A job that is off: every call of the trainer API, with no device and no effect.
+
+Memory asked for is ordinary memory. Used by `init` when ``WEAVE`` is unset or ``off``; neither the
+core nor torch is touched before the trainer itself uses torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from weave_rt.errors import UsageError
+from weave_rt.job import Job
+from weave_rt.phases import NullPhase, Phase, canonical_name, pools_of
+from weave_rt.tenant import check_policies
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OffJob", "PlainBuffer", "PlainTenant"]
+
+
+class PlainBuffer:
+    """The shape of a Buffer over ordinary memory."""
+
+    def __init__(self, nbytes: int, tag: str) -> None:
+        self._memory = (ctypes.c_ubyte * nbytes)()
+        self.nbytes = nbytes
+        self.tag = tag
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._memory)
+
+    def view(self) -> memoryview:
+        return memoryview(self._memory).cast("B")
+
+
+class PlainTenant:
+    """The shape of a Tenant without a device. Always resident."""
+
+    state = "RESIDENT"
+    resident = True
+    bytes = 0
+
+    def __init__(self, name: str, job: str, pool: str, tags: Mapping[str, str] | None) -> None:
+        self.policies = check_policies(tags)
+        self.name, self.job, self.pool = name, job, pool
+        self.regions: list[Any] = []
+        self._device: torch.device | None = None  # torch's default, or that of what is managed
+
+    def empty(
+        self,
+        shape: Sequence[int] | int,
+        dtype: torch.dtype | str,
+        tag: str = "other",
+        policy: str | None = None,
+    ) -> torch.Tensor:
+        import torch
+
+        self._check(tag, policy)
+        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if not isinstance(kind, torch.dtype):
+            raise UsageError(f"{dtype!r} is not a torch dtype")
+        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        return torch.empty(size, dtype=kind, device=self._device)
+
+    def buffer(self, nbytes: int, tag: str = "other", policy: str | None = None) -> PlainBuffer:
+        self._check(tag, policy)
+        if nbytes <= 0:
+            raise UsageError(f"a buffer needs at least one byte, not {nbytes}")
+        return PlainBuffer(nbytes, tag)
+
+    def region(self, tag: str, policy: str | None = None) -> AbstractContextManager[object]:
+        self._check(tag, policy)
+        return nullcontext()
+
+    def adopt(self, *objects: object) -> None:
+        importlib.import_module("weave_rt.adapters").check(objects)
+        for item in objects:
+            parameters = getattr(item, "parameters", None)
+            first = next(iter(parameters()), None) if callable(parameters) else None
+            if first is not None and self._device is None:
+                self._device = first.device
+
+    def scan(self) -> int:
+        return 0
+
+    def suspend(self, drain_timeout_s: float = 60.0) -> None:
+        return None
+
+    def resume(self, drain_timeout_s: float = 60.0) -> None:
+        return None
+
+    def switch(self, to: PlainTenant, drain_timeout_s: float = 60.0) -> None:
+        return None
+
+    def release(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    @staticmethod
+    def _check(tag: str, policy: str | None) -> None:
+        check_policies({tag: policy or "keep"})
+
+
+class OffJob(Job):
+    """Does nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        return None
+
+    @property
+    def active(self) -> bool:
+        return False
+
+    def manage(
+        self,
+        name: str,
+        *objects: object,
+        pool: str,
+        tags: Mapping[str, str] | None = None,
+        device: int = 0,
+    ) -> PlainTenant:
+        pools_of("reward", pool)
+        tenant = PlainTenant(name, self.job_id, pool, tags)
+        tenant.adopt(*objects)
+        return tenant
+
+    def phase(
+        self,
+        name: str,
+        step: int | None = None,
+        timeout_s: float | None = None,
+        pool: str | Sequence[str] | None = None,
+        nested: str | None = None,
+    ) -> Phase:
+        return NullPhase(canonical_name(name), step)
+
+    def pop_metrics(self) -> dict[str, float]:
+        return {}
+
+    def progress(self, done: int, total: int) -> None:
+        return None
+
+    def keep(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        return None

@@ -1,0 +1,139 @@
+"""Phases: their names, the pools they need, and how they are written in a trainer.
+
+A `Phase` is a context manager and a decorator, sync and async; what happens on entry and exit is
+up to its subclass (`NullPhase` here, `LocalPhase` in `local_phase`). Phase objects hold no state
+of a run, so one may be reused, nested, and shared between threads.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from weave_rt.device import POOLS
+from weave_rt.errors import UsageError
+
+__all__ = ["PHASES", "NullPhase", "Phase", "PhaseResult", "canonical_name", "pools_of"]
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "init": ("train", "rollout"),
+    "rollout": ("rollout",),
+    "reward": (),
+    "train": ("train",),
+    "weight_sync": ("train", "rollout"),
+    "eval": ("rollout",),
+    "save": ("train",),
+}
+
+_ALIASES = {
+    **dict.fromkeys(("gen", "generate", "generation"), "rollout"),
+    **dict.fromkeys(("update_actor", "fit", "train_step", "ppo_train"), "train"),
+    **dict.fromkeys(
+        ("update_weights", "refit", "sync_weights", "broadcast", "model_update"), "weight_sync"
+    ),
+    **dict.fromkeys(("validate", "testing"), "eval"),
+    "save_checkpoint": "save",
+}
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class PhaseResult:
+    """What entering a phase took. warm: all tenants it brought in had run before, so their state
+    came from the device or host memory. All zero and warm where nothing was needed."""
+
+    name: str
+    step: int | None = None
+    waited_s: float = 0.0
+    resumed_s: float = 0.0
+    resumed_bytes: int = 0
+    warm: bool = True
+
+
+def canonical_name(name: str) -> str:
+    """The phase that `name` (or an alias in use elsewhere) means. Raises UsageError."""
+    known = _ALIASES.get(name, name)
+    if known not in PHASES:
+        raise UsageError(f"phase {name!r} is not one of {', '.join(PHASES)} or their aliases")
+    return known
+
+
+def pools_of(name: str, pool: str | Sequence[str] | None = None) -> tuple[str, ...]:
+    """The pools that a phase takes, in the order in which they are taken: train first.
+
+    pool: overrides the default; ``rollout``, ``train``, ``both`` or a sequence of pools."""
+    if pool is None:
+        return PHASES[name]
+    asked = POOLS if pool == "both" else ((pool,) if isinstance(pool, str) else tuple(pool))
+    if set(asked) - set(POOLS):
+        raise UsageError(f"pool {pool!r} is not rollout, train or both")
+    return tuple(p for p in POOLS if p in asked)
+
+
+class Phase(abc.ABC):
+    """``with job.phase("train"):``, ``async with``, ``@job.phase("train")`` on a function or a
+    coroutine function. Entering returns a :class:`PhaseResult`."""
+
+    @abc.abstractmethod
+    def __enter__(self) -> PhaseResult: ...
+
+    @abc.abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None: ...
+
+    @abc.abstractmethod
+    async def __aenter__(self) -> PhaseResult: ...
+
+    @abc.abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, trace: object
+    ) -> None: ...
+
+    def __call__(self, function: _F) -> _F:
+        """Wrap each call in the phase. Raises UsageError for a generator function, whose body
+        would run after the phase has ended."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError("a phase cannot decorate a generator; use `with` inside it")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                async with self:
+                    return await function(*args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+
+class NullPhase(Phase):
+    """A phase of a job that is off."""
+
+    def __init__(self, name: str, step: int | None) -> None:
+        self._result = PhaseResult(name, step)
+
+    def __enter__(self) -> PhaseResult:
+        return self._result
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        return None
+
+    async def __aenter__(self) -> PhaseResult:
+        return self._result
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, trace: object
+    ) -> None:
+        return None
+
+    def __call__(self, function: _F) -> _F:
+        return function

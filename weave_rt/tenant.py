@@ -1,0 +1,313 @@
+"""Tenants: what one job keeps on one device for one pool, as Python sees it.
+
+`Tenant` wraps the core's tenant and adds memory for torch tensors (through `adapters.torch`,
+loaded on first use) and for plain bytes. Called by users, jobs and the local runtime. A tenant
+belongs to the thread that runs its phase; it has no lock of its own and holds none while it calls
+the core.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from weave_rt._core import Device, Region, Span, SwitchReport
+from weave_rt._core import Tenant as CoreTenant
+from weave_rt.errors import NotResident, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from weave_rt.adapters.torch import Book
+
+__all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies"]
+
+POLICIES = ("keep", "discard")
+
+DEFAULT_POLICIES: Mapping[str, str] = {
+    "weights": "keep",
+    "grads": "keep",
+    "optimizer": "keep",
+    "kv_cache": "discard",
+    "cuda_graph": "keep",
+    "buffers": "keep",
+    "scratch": "discard",
+    "other": "keep",
+}
+
+
+def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
+    for tag, policy in (tags or {}).items():
+        if tag not in DEFAULT_POLICIES:
+            raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
+        if policy == "reload":
+            raise UsageError(f"policy 'reload' (tag {tag!r}) is not in this version; use keep")
+        if policy not in POLICIES:
+            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep or discard")
+    return {**DEFAULT_POLICIES, **(tags or {})}
+
+
+class Buffer:
+    """Plain bytes in a region. They are freed with the last reference to the buffer."""
+
+    def __init__(self, tenant: Tenant, span: Span) -> None:
+        self._tenant = tenant
+        self._span = span
+
+    @property
+    def address(self) -> int:
+        """Device address; the same for the buffer's whole life."""
+        return self._span.address
+
+    @property
+    def nbytes(self) -> int:
+        return self._span.bytes
+
+    @property
+    def tag(self) -> str:
+        return self._span.region.tag
+
+    def view(self) -> memoryview:
+        """The bytes, writable, unsigned. Take a new view in each phase: an older one reads memory
+        that may have been handed over.
+
+        Raises NotResident outside the tenant's phase, UsageError on a GPU."""
+        self._tenant.check_resident(self.tag)
+        if self._tenant.device.kind != "emulated":
+            raise UsageError("a buffer on a GPU has no CPU view; use its address")
+        return memoryview(self._span).cast("B")
+
+
+class Tenant:
+    """The state of one job on one device for one pool: regions suspended and resumed as one.
+
+    Args:
+        device: where it lives.
+        name: unique on the device among the tenants of the job.
+        job, pool: used in messages; `pool` also names the phase to wrap an access in.
+        tags: policy by tag (``keep`` or ``discard``) where the default does not fit.
+
+    Touching managed memory while the tenant is not resident raises NotResident where this library
+    is asked, and faults where it is not. Errors of the core pass through (DriverError,
+    GrowthRefused, HostMemoryError, ResumeFailed, DrainTimeout, TenantFailed)."""
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        *,
+        job: str = "",
+        pool: str = "",
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self.policies = check_policies(tags)
+        self.name, self.job, self.pool = name, job, pool
+        self.device = device
+        self._core: CoreTenant | None = device.add_tenant(name, job)
+        self._book: Book | None = None
+
+    def __repr__(self) -> str:
+        return f"<Tenant {self.job}/{self.name} {self.state} {self.bytes} bytes>"
+
+    @property
+    def core(self) -> CoreTenant:
+        """The core's tenant. Raises UsageError once closed."""
+        if self._core is None:
+            raise UsageError(f"tenant {self.name!r} of job {self.job!r} is closed")
+        return self._core
+
+    @property
+    def state(self) -> str:
+        """RESIDENT, HOST, PARTIAL, FAILED or CLOSED; see the core."""
+        return "CLOSED" if self._core is None else self._core.state
+
+    @property
+    def resident(self) -> bool:
+        """Whether its memory may be touched now."""
+        return self._core is not None and self._core.running
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of whole blocks, on the device or the host."""
+        return 0 if self._core is None else self._core.bytes
+
+    @property
+    def regions(self) -> list[Region]:
+        return [] if self._core is None else self._core.regions
+
+    def region_of(self, tag: str, policy: str | None = None) -> Region:
+        """Get or create the region of a tag.
+
+        Raises UsageError for an unknown tag, or a policy other than the region's."""
+        wanted = check_policies({tag: policy or self.policies.get(tag, "keep")})[tag]
+        region = self.core.region(tag, wanted)
+        self.policies[tag] = region.policy
+        if region.policy != wanted:
+            raise UsageError(
+                f"tag {tag!r} of tenant {self.name!r} has policy {region.policy!r} already"
+            )
+        return region
+
+    def check_resident(self, tag: str) -> None:
+        """Raise NotResident, naming the phase to wrap the access in, unless resident."""
+        if not self.resident:
+            raise self.not_resident(tag)
+
+    def not_resident(self, tag: str) -> NotResident:
+        phase = {"rollout": "rollout", "train": "train"}.get(self.pool, "")
+        what = f"{tag} of tenant {self.name!r}" + (f" of job {self.job!r}" if self.job else "")
+        hint = f"wrap it in `with job.phase({phase!r})`" if phase else "call resume() first"
+        return NotResident(
+            f"{what} was touched while the device may belong to another job; {hint}",
+            job=self.job,
+            tenant=self.name,
+            tag=tag,
+            phase=phase,
+        )
+
+    def span(self, nbytes: int, tag: str, policy: str | None = None) -> Span:
+        """Space in the region of `tag`, aligned to 512 bytes. Raises NotResident, GrowthRefused,
+        HostMemoryError."""
+        region = self.region_of(tag, policy)
+        self.check_resident(tag)
+        return region.allocate(nbytes)
+
+    def empty(
+        self,
+        shape: Sequence[int] | int,
+        dtype: torch.dtype | str,
+        tag: str = "other",
+        policy: str | None = None,
+    ) -> torch.Tensor:
+        """An uninitialised tensor of `shape` that lives in the region of `tag`. `dtype`: a torch
+        dtype or its name ("float32"). Raises like :meth:`span`."""
+        return self.torch_book().empty(shape, dtype, tag, policy)
+
+    def buffer(self, nbytes: int, tag: str = "other", policy: str | None = None) -> Buffer:
+        """`nbytes` plain bytes in the region of `tag`, uninitialised. Raises like :meth:`span`."""
+        if nbytes <= 0:
+            raise UsageError(f"a buffer needs at least one byte, not {nbytes}")
+        return Buffer(self, self.span(nbytes, tag, policy))
+
+    def region(self, tag: str, policy: str | None = None) -> AbstractContextManager[object]:
+        """Inside ``with tenant.region(tag):`` every new tensor that a torch operation makes on
+        this tenant's device lives in the region of `tag`. This thread only."""
+        self.region_of(tag, policy)
+        return self.torch_book().mode(tag)
+
+    def adopt(self, *objects: object) -> None:
+        """Move the state of torch modules, optimizers and tensors into regions, and look again at
+        each :meth:`scan`. An object that is managed here already is skipped.
+
+        Raises UsageError (an object of another type, of another tenant, or whose memory somebody
+        else uses, with its name) before anything has moved; NotResident."""
+        if objects:
+            self.check_resident("weights")
+            adapters = importlib.import_module("weave_rt.adapters")
+            adapters.adopt(self, objects)
+
+    def scan(self) -> int:
+        """Adopt what managed objects have got since the last scan (gradients, optimizer state,
+        tensors that were replaced). Returns the number of storages moved."""
+        return self._book.scan() if self._book is not None else 0
+
+    def verify_addresses(self) -> None:
+        """Raise StateChanged if a managed tensor is not where it was at the last scan."""
+        if self._book is not None:
+            self._book.verify()
+
+    @property
+    def has_modules(self) -> bool:
+        return self._book is not None and self._book.has_modules
+
+    def torch_book(self) -> Book:
+        """The record of torch storages of this tenant; imports torch."""
+        if self._book is None:
+            self._book = importlib.import_module("weave_rt.adapters.torch").Book(self)
+        assert self._book is not None
+        return self._book
+
+    def suspend(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Stop and move everything to the host. Suspended already: a counted no-op."""
+        self._before_leaving()
+        try:
+            return self.core.suspend(drain_timeout_s)
+        finally:
+            self.update_guards()
+
+    def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Bring everything in. Idle tenants give up what is needed; ResumeFailed when running
+        ones would have to. Running already: a counted no-op."""
+        try:
+            return self.core.resume(drain_timeout_s)
+        finally:
+            self.update_guards()
+
+    def switch(self, to: Tenant, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Hand the device to tenant `to`, as one transaction."""
+        self._before_leaving()
+        try:
+            return self.device.switch(self.core, to.core, drain_timeout_s)
+        finally:
+            self.update_guards()
+            to.update_guards()
+
+    def release(self) -> None:
+        """Stop; the bytes stay on the device until another tenant needs the place. What
+        :meth:`scan` raises is raised when the tenant has stopped."""
+        try:
+            self._before_leaving()
+        finally:
+            if self._core is not None:
+                self._core.release()
+            self.update_guards()
+
+    def update_guards(self) -> None:
+        """Make managed modules and optimizers refuse to run exactly while not resident."""
+        if self._book is not None:
+            self._book.guard(not self.resident)
+
+    def rescue(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write every region whose bytes are complete to a safetensors file, in any state.
+
+        One uint8 tensor per tag; the metadata key ``tensors`` is JSON: name ->
+        {tag, offset, nbytes, dtype, shape}. Returns the tags written.
+        Raises UsageError where safetensors is not installed."""
+        try:
+            writer = importlib.import_module("safetensors.numpy")
+        except ImportError:
+            raise UsageError("rescue() writes safetensors; pip install safetensors") from None
+        import numpy
+
+        saved = self.core.rescue()
+        tensors = {tag: numpy.frombuffer(data, numpy.uint8) for tag, data in saved.items()}
+        index = self._book.index() if self._book is not None else {}
+        metadata = {"job": self.job, "tenant": self.name, "tensors": json.dumps(index)}
+        writer.save_file(tensors, os.fspath(path), metadata)
+        return sorted(saved)
+
+    def close(self) -> None:
+        """Give everything back; managed tensors hold the same values in ordinary memory, those
+        of a discarded tag zeros. Twice is fine.
+
+        Raises TenantFailed, when closed, if bytes of a ``keep`` tag were lost."""
+        core = self._core
+        if core is None:
+            return
+        try:
+            if self._book is not None:
+                if core.running:
+                    self._book.scan_quietly()
+                self._book.evict(core.rescue())
+        finally:
+            self._core = None  # with it go the regions' addresses
+            core.close()
+
+    def _before_leaving(self) -> None:
+        if self.resident:
+            self.scan()

@@ -1,0 +1,95 @@
+"""Weight versions of a job: whether a rollout may run on what the engine has.
+
+Called by phases. A clean ``train`` phase makes a new policy version, a clean ``weight_sync``
+commits it to the engine. One lock, held for a few assignments.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from weave_rt.errors import StaleWeights
+
+if TYPE_CHECKING:
+    from weave_rt.local_job import LocalJob
+    from weave_rt.local_phase import Active
+
+__all__ = ["Versions"]
+
+_READERS = ("rollout", "eval")
+_CONTENTS = ("weights", "buffers")  # losing other discarded tags does not make weights stale
+
+
+class Versions:
+    """policy: clean train phases so far. engine: the policy version that the engine has."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self.policy = 0
+        self.engine = 0
+        self._half_published = False
+        self._generations: dict[tuple[str, str], int] = {}
+
+    def check(self, active: Active) -> None:
+        """Raise StaleWeights if a rollout would use weights that are too old or half written."""
+        if active.result.name not in _READERS or self._job.is_inside("init", "weight_sync"):
+            return
+        limit = self._job.config.max_staleness
+        if limit is None and self._job.has_modules_in_both_pools():
+            limit = 0
+        with self._lock:
+            behind, half = self.policy - self.engine, self._half_published
+        if half:
+            raise StaleWeights(
+                f"job {self._job.job_id!r}: the last weight_sync did not finish, so the engine's "
+                "weights are a mixture; run a clean `with job.phase('weight_sync')` first"
+            )
+        if limit is not None and behind > limit:
+            raise StaleWeights(
+                f"job {self._job.job_id!r}: the engine is {behind} train phases behind the policy "
+                f"({limit} allowed); copy the weights in `with job.phase('weight_sync')`, or set "
+                "max_staleness"
+            )
+
+    def check_contents(self, active: Active) -> None:
+        """Raise StaleWeights if a rollout's weights were discarded and not written since."""
+        if active.result.name not in _READERS or self._job.is_inside("init", "weight_sync"):
+            return
+        for key, generation in self._discardable():
+            if generation != self._generations.get(key, 0):
+                raise StaleWeights(
+                    f"job {self._job.job_id!r}: the {key[1]} of tenant {key[0]!r} were discarded; "
+                    "write them in `with job.phase('weight_sync')` first"
+                )
+
+    def entered(self, active: Active) -> None:
+        if active.result.name == "weight_sync":
+            with self._lock:
+                self._half_published = True
+
+    def committed(self, active: Active) -> None:
+        """A phase ended cleanly; its pools are still held."""
+        name = active.result.name
+        if name == "train":
+            with self._lock:
+                self.policy += 1
+        elif name == "weight_sync":
+            with self._lock:
+                self.engine = self.policy
+                self._half_published = False
+        if name in ("weight_sync", "init"):
+            self.written()
+
+    def written(self) -> None:
+        """What the rollout tenants hold now is good."""
+        self._generations.update(self._discardable())
+
+    def _discardable(self) -> list[tuple[tuple[str, str], int]]:
+        return [
+            ((tenant.name, region.tag), region.generation)
+            for tenant in self._job.tenants_in("rollout")
+            for region in tenant.regions
+            if region.tag in _CONTENTS and region.policy == "discard"
+        ]
