@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from weave_rt import Device, LocalRuntime, _core, open_device
+from weave_rt.device import resolve_spec
 
 ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
 TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
 
 
 def _device_specs() -> list[str]:
+    """$WEAVE_TEST_DEVICE alone where it is set, else the emulated device and a GPU if there is one."""
+    wanted = os.environ.get("WEAVE_TEST_DEVICE")
+    if wanted:
+        return [resolve_spec(wanted)]
     return [ROLLOUT, "cuda:0"] if _core.cuda_driver()["available"] else [ROLLOUT]
 
 

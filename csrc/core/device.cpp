@@ -96,13 +96,13 @@ void Device::require_open() const {
 
 void Device::require_usable(const Tenant& tenant) const {
   require_open();
-  if (tenant.closed) throw UsageError("tenant " + tenant.name + " is closed");
+  if (tenant.closed) throw UsageError("tenant " + tenant.label() + " is closed");
   if (std::ranges::none_of(tenants_, [&](const auto& own) { return own.get() == &tenant; })) {
-    throw UsageError("tenant " + tenant.name + " belongs to another device");
+    throw UsageError("tenant " + tenant.label() + " belongs to another device");
   }
   if (tenant.failed) {
     Refusal refusal(Refusal::Kind::tenant_failed,
-                    "tenant " + tenant.name +
+                    "tenant " + tenant.label() +
                         " failed in a switch that could not be undone; "
                         "save what is readable with tenant.rescue(path) and close it");
     refusal.tenant = tenant.name;
@@ -143,13 +143,13 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
   for (const auto& region : tenant->regions) {
     if (region->tag != tag) continue;
     if (region->policy != policy) {
-      throw UsageError("region " + tag + " of tenant " + tenant->name + " has another policy");
+      throw UsageError("region " + tag + " of tenant " + tenant->label() + " has another policy");
     }
     return region;
   }
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   if (reserve > usable) {
-    Refusal refusal(Refusal::Kind::growth_refused, "region " + tag + " of tenant " + tenant->name +
+    Refusal refusal(Refusal::Kind::growth_refused, "region " + tag + " of tenant " + tenant->label() +
                                                        " asks for " + megabytes(reserve) +
                                                        ", the device has " + megabytes(usable));
     refusal.bytes_needed = reserve;
@@ -170,7 +170,7 @@ void Device::require_running(const Region& region) const {
   if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
   require_usable(*tenant);
   if (tenant->running) return;
-  Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->name +
+  Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
                                                    " must run to grow its region " + region.tag +
                                                    "; resume it first");
   refusal.job = tenant->job;
@@ -221,7 +221,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     const bool too_long = region_bytes > region->reservation->bytes();
     Refusal refusal(
         Refusal::Kind::growth_refused,
-        "tenant " + tenant->name + " needs " + megabytes(too_long ? region_bytes : needed) +
+        "tenant " + tenant->label() + " needs " + megabytes(too_long ? region_bytes : needed) +
             (too_long ? " in region " + region->tag + ", reserved are " : ", it can have ") +
             megabytes(too_long ? region->reservation->bytes() : available) + " of the " +
             megabytes(usable) + " that the device has for tenants");

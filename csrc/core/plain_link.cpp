@@ -70,7 +70,7 @@ LinkRates Device::calibrate(Bytes bytes) {
   require_open();
   for (const auto& tenant : tenants_) {
     if (tenant->slots_on_device() > 0) {
-      throw UsageError("calibrate needs a device that no tenant is on; suspend " + tenant->name);
+      throw UsageError("calibrate needs a device that no tenant is on; suspend " + tenant->label());
     }
   }
   const ContextScope scope(*context_);

@@ -64,6 +64,8 @@ class Tenant {
 
   const std::string name;
   const std::string job;
+  // "job/name", or the name alone; what messages and reports show.
+  std::string label() const { return job.empty() ? name : job + "/" + name; }
   std::vector<std::shared_ptr<Region>> regions;
   std::atomic<bool> running{false};
   std::atomic<bool> failed{false};

@@ -26,10 +26,10 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
   std::string names;
   for (const auto& tenant : tenants_) {
     if (tenant.get() == &incoming || !(tenant->running || tenant->failed)) continue;
-    refusal.holders.push_back(tenant->name);
-    names += (names.empty() ? "" : ", ") + tenant->name;
+    refusal.holders.push_back(tenant->label());
+    names += (names.empty() ? "" : ", ") + tenant->label();
   }
-  refusal.text = "tenant " + incoming.name + " cannot come in: " + megabytes(missing) +
+  refusal.text = "tenant " + incoming.label() + " cannot come in: " + megabytes(missing) +
                  " are missing, held by " +
                  (names.empty() ? "nobody; it is larger than the device"
                                 : names + "; suspend or release it first");
@@ -67,7 +67,7 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   if (incoming->running && (outgoing == nullptr || !outgoing->running)) {
     ++stats_.noop_resumes;
     SwitchReport report;
-    report.incoming = incoming->name;
+    report.incoming = incoming->label();
     report.started_ns = driver_->table.now_ns();
     return report;
   }
@@ -98,7 +98,7 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
   if (!tenant->running && outs.empty()) {
     ++stats_.noop_suspends;
     SwitchReport report;
-    report.outgoing = {tenant->name};
+    report.outgoing = {tenant->label()};
     report.started_ns = driver_->table.now_ns();
     return report;
   }
@@ -128,8 +128,8 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   const auto now = driver_->table.now_ns;
   SwitchReport report;
   report.started_ns = now();
-  if (incoming != nullptr) report.incoming = incoming->name;
-  if (outgoing != nullptr) report.outgoing.push_back(outgoing->name);
+  if (incoming != nullptr) report.incoming = incoming->label();
+  if (outgoing != nullptr) report.outgoing.push_back(outgoing->label());
   if (outgoing != nullptr || !outs.empty()) {
     try {
       drain_->wait(drain_timeout_s);
@@ -151,7 +151,7 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   for (const auto& tenant : concerned) {
     tenant->refresh_states();
     concerned_bytes += tenant->slots() * block_bytes_;
-    if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->name);
+    if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->label());
   }
   report.bytes_skipped =
       concerned_bytes - std::min(concerned_bytes, report.bytes_out + report.bytes_in);

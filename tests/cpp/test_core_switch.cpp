@@ -33,7 +33,7 @@ TEST(bytes_and_addresses_survive_many_switches) {
     pair.a.write();
     const auto report = pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
     CHECK(report.bytes_out > 0);
-    CHECK_EQ(report.incoming, "b");
+    CHECK_EQ(report.incoming, "job/b");
     CHECK(pair.b.intact());
     pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
   }
@@ -174,7 +174,7 @@ TEST(calibrate_needs_an_empty_device_and_leaves_it_so) {
   CHECK_EQ(emu::census(pair.emulated.ordinal).registrations, before.registrations);
   CHECK_EQ(pair.device->host_pool()->registered(), 0u);
   pair.attach_both();
-  CHECK_THROWS(pair.device->calibrate(kBlock), UsageError, "suspend a");
+  CHECK_THROWS(pair.device->calibrate(kBlock), UsageError, "suspend job/a");
   CHECK(pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60).limit_s.has_value());
 }
 

@@ -7,16 +7,13 @@ not measured is absent.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from importlib import metadata
 from typing import Any
 
 from weave_rt._core import Device
+from weave_rt.conditions import host_conditions
 
 __all__ = ["Case", "alternate", "conditions", "quantile", "record"]
 
@@ -80,18 +77,11 @@ def conditions(device: Device) -> dict[str, Any]:
         "device": device.kind,
         "device_name": device.name,
         "spec": device.spec,
-        "weave": metadata.version("weave-rt"),
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **host_conditions(),
         "host_limited": device.host_limited,
     }
     if device.driver_version:
         block["driver"] = device.driver_version
-    try:
-        block["torch"] = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        pass
     return block
 
 

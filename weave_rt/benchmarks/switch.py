@@ -39,14 +39,14 @@ class _Tenant:
         self.span = self.core.region("weights").allocate(nbytes)
         self.pattern: np.ndarray[Any, np.dtype[np.uint64]] | None = None
         if device.kind == "emulated":
-            view = np.frombuffer(self.span, dtype=np.uint64)
+            view = np.frombuffer(memoryview(self.span), dtype=np.uint64)
             self.pattern = np.arange(seed, seed + view.size, dtype=np.uint64) * 0x9E3779B97F4A7C15
             view[:] = self.pattern
 
     def check(self) -> None:
         if self.pattern is None:
             return
-        view = np.frombuffer(self.span, dtype=np.uint64)
+        view = np.frombuffer(memoryview(self.span), dtype=np.uint64)
         wrong = np.flatnonzero(view != self.pattern)
         if wrong.size:
             raise StateChanged(
@@ -133,7 +133,7 @@ def run(
         device_spec: as `open_device` takes it; an emulated one is opened twice.
         full: more rounds (31 instead of 9) and three sizes instead of one.
         progress: called with one line of text now and then.
-        sizes_bytes: bytes per tenant; by default a 7B model's weights, on a scaled device its share.
+        sizes_bytes: bytes per tenant; by default a 7B model's weights, scaled like the device.
         repeats: rounds, 0 for the default.
 
     Raises DeviceNotFound, UsageError (a size that the device cannot hold), StateChanged."""

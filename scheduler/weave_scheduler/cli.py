@@ -1,0 +1,217 @@
+"""The console command ``weave``: reads arguments, prints results, chooses the exit code.
+
+0 done, 1 the run failed or a comparison differed, 2 the user's mistake, 130 interrupted. A mistake
+is one plain line on stderr; tracebacks only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+from typer.core import TyperGroup
+
+import weave_rt
+from weave_rt.errors import UsageError, WeaveError
+from weave_scheduler.document import SpecError
+from weave_scheduler.outdir import write_whole
+from weave_scheduler.tables import Table, bench_table, job_table, pool_table, total_table
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="weave",
+    help="Weave RT: several RL jobs on one pair of GPU pools.",
+    epilog="Examples: weave doctor; weave run SPEC.yaml --out out; weave bench switch",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=TyperGroup)
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, cuda:0, or like 'emulated:h20?scale=64'.")
+]
+
+
+def main() -> NoReturn:
+    """The entry point of the console command; exits the process."""
+    sys.exit(_code_of(sys.argv[1:]))
+
+
+def _code_of(arguments: list[str]) -> int:
+    try:
+        code = typer.main.get_command(app)(args=arguments, prog_name="weave", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (SpecError, UsageError) as error:
+        return _failed(error, 2)
+    except WeaveError as error:
+        if getattr(error, "users_mistake", False):  # found by the process of a solo run
+            return _failed(error, 2)
+        return _failed(error, 1, type(error).__name__)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output is gone; say nothing more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        return _failed(error, 1)
+    except Exception as error:
+        told = getattr(error, "format_message", None)  # a wrong option or argument
+        if told is not None:
+            return _failed(f"{told()} (see weave --help)", getattr(error, "exit_code", 2))
+        return _failed(error, 1, f"internal error, {type(error).__name__}")
+
+
+def _failed(error: Exception | str, code: int, prefix: str = "") -> int:
+    if "--debug" in sys.argv and isinstance(error, Exception):
+        traceback.print_exception(error)
+    text = " ".join(str(error).split())
+    _complain(f"{prefix}: {text}" if prefix else text)
+    return code
+
+
+def _complain(line: str) -> None:
+    print(f"weave: {line}", file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"weave {weave_rt.__version__}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_version),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog="Example: weave run examples/two_modelled_jobs.yaml --compare-solo --out out",
+)
+def run(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="What to run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for summary.json, timeline.json, report.html."),
+    ] = None,
+    solo: Annotated[
+        bool, typer.Option("--solo", help="Run each job alone, in a process of its own.")
+    ] = False,
+    compare_solo: Annotated[
+        bool,
+        typer.Option("--compare-solo", help="Run each job alone, then all together; compare."),
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Run the jobs of a spec together and show what came of it."""
+    from weave_scheduler.progress import Screen
+    from weave_scheduler.session import run_spec
+
+    if solo and compare_solo:
+        raise UsageError("give --solo or --compare-solo, not both")
+    mode = "solo" if solo else "compare" if compare_solo else "together"
+    outcome = run_spec(spec, out, mode, Screen(debug=debug))  # type: ignore[arg-type]
+    summary = outcome.summary
+    _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
+    for note in outcome.notes:
+        _say(f"note: {note}", as_json)
+    for complaint in outcome.complaints:
+        _complain(complaint)
+    written = ", ".join(str(path) for path in outcome.written)
+    if outcome.code == 130:
+        _complain(f"interrupted; written: {written}" if written else "interrupted; nothing written")
+    elif written:
+        _say(f"written: {written}", as_json)
+    return outcome.code
+
+
+@app.command(epilog="Example: weave doctor --device 'emulated:h800?scale=64'")
+def doctor(device: Device = "auto", as_json: Json = False, debug: Debug = False) -> int:
+    """Show versions, devices, and what this host allows."""
+    from weave_scheduler.doctor import doctor_tables, examine
+
+    record = examine(device)
+    _show(record, doctor_tables(record), as_json)
+    for note in record["notes"]:
+        _say(f"note: {note}", as_json)
+    return 0
+
+
+@bench_app.command(epilog="Example: weave bench switch --device 'emulated:h20?scale=64'")
+def switch(
+    device: Device = "auto",
+    full: Annotated[bool, typer.Option("--full", help="More sizes, more samples.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How long a switch takes against the limit of the link."""
+    import importlib
+
+    benchmark = importlib.import_module("weave_rt.benchmarks.switch")
+    record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [bench_table(record)], as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
+
+
+@app.command(hidden=True)
+def solo_job(
+    spec: Path,
+    job: str,
+    result_fd: Annotated[int, typer.Option("--result-fd")],
+) -> int:
+    """One job alone, for the parent that started us."""
+    from weave_scheduler.solo import serve_solo
+
+    return serve_solo(spec, job, result_fd)
+
+
+def _show(record: dict[str, Any], tables: list[Table], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(record, indent=2))
+        return
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 240  # never cut what a pipe or a file reads
+    for table in tables:
+        if not table.rows:
+            continue
+        shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
+        for index, column in enumerate(table.columns):
+            shown.add_column(column, justify="left" if index == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+        console.print()
+
+
+def _say(line: str, as_json: bool) -> None:
+    print(line, file=sys.stderr if as_json else sys.stdout)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

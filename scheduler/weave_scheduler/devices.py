@@ -1,0 +1,130 @@
+"""Opening the devices that a spec lists, all or none, and what is known about them.
+
+The devices of one run share one pinned host pool, one scale and one speed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+import weave_rt
+from weave_rt._core import parse_emulated
+from weave_rt.device import resolve_spec
+from weave_rt.errors import UsageError
+from weave_scheduler.records import DeviceRecord
+from weave_scheduler.spec import POOLS, Devices
+from weave_scheduler.specfile import SpecFile
+
+__all__ = ["OpenDevices", "describe", "open_devices"]
+
+
+class OpenDevices:
+    """The open devices of a run by pool, in the order of the spec; closes all of them."""
+
+    def __init__(self) -> None:
+        self.pools: dict[str, list[weave_rt.Device]] = {pool: [] for pool in POOLS}
+
+    @property
+    def first(self) -> weave_rt.Device:
+        return self.pools["rollout"][0]
+
+    @property
+    def all(self) -> list[weave_rt.Device]:
+        """Every device once."""
+        return list({id(one): one for pool in POOLS for one in self.pools[pool]}.values())
+
+    def records(self) -> list[DeviceRecord]:
+        return [
+            describe(device, pool, index)
+            for pool in POOLS
+            for index, device in enumerate(self.pools[pool])
+        ]
+
+    def close(self) -> None:
+        """Close every device; a failure is raised after all were tried."""
+        with ExitStack() as stack:
+            for device in self.all:
+                stack.callback(device.close)
+
+
+def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
+    """Open what the spec lists. Raises SpecError with the line of the entry, DriverError.
+
+    ``note`` is called with what the reader should know, such as a host that is too slow.
+    """
+    listed = loaded.spec.devices or Devices()
+    opened = OpenDevices()
+    try:
+        for pool in POOLS:
+            for index, text in enumerate(getattr(listed, pool)):
+                try:
+                    device = _open(loaded, opened, text, pool, note)
+                except UsageError as error:
+                    raise loaded.error(str(error), "devices", pool, index) from None
+                opened.pools[pool].append(device)
+                _same_pace(loaded, opened, pool, index)
+    except BaseException:
+        with suppress(Exception):
+            opened.close()
+        raise
+    return opened
+
+
+def _open(
+    loaded: SpecFile, opened: OpenDevices, text: str, pool: str, note: Callable[[str], None]
+) -> weave_rt.Device:
+    spec = resolve_spec(text, pool)
+    for device in opened.all:  # a GPU listed twice is one device; emulated ones never are
+        if device.kind == "cuda" and device.spec == spec:
+            return device
+    kind = spec.partition(":")[0]
+    host_pool = next((one.host_pool for one in opened.all if one.kind == kind), None)
+    budget = loaded.spec.host.budget
+    scaled = 0 if budget is None or host_pool is not None else int(budget / _scale(spec))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        device = weave_rt.open_device(
+            spec, pool=pool, host_pool=host_pool, host_budget_bytes=scaled
+        )
+    for warning in caught:
+        note(str(warning.message))
+    return device
+
+
+def _scale(spec: str) -> float:
+    if not spec.startswith("emulated:"):
+        return 1.0
+    scale = parse_emulated(spec)["scale"]
+    return float(scale) if isinstance(scale, int | float) else 1.0
+
+
+def _same_pace(loaded: SpecFile, opened: OpenDevices, pool: str, index: int) -> None:
+    first, device = opened.first, opened.pools[pool][index]
+    for name in ("scale", "speed"):
+        mine, other = getattr(device, name), getattr(first, name)
+        if mine != other:
+            raise loaded.error(
+                f"has {name} {mine:g}, the first device {other:g}; give all devices the same",
+                *("devices", pool, index),
+            )
+
+
+def describe(device: weave_rt.Device, pool: str, index: int) -> DeviceRecord:
+    """What is known about an open device, device ``index`` of its pool."""
+    return DeviceRecord(
+        pool=pool,
+        node=f"{pool}:{index}",
+        spec=device.spec,
+        kind=device.kind,
+        name=device.name,
+        uuid=device.uuid,
+        driver=device.driver_version,
+        capacity_bytes=device.capacity_bytes,
+        usable_bytes=device.usable_bytes,
+        block_bytes=device.block_bytes,
+        scale=device.scale,
+        speed=device.speed,
+        host_limited=device.host_limited,
+    )

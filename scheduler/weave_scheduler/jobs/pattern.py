@@ -1,0 +1,60 @@
+"""A pattern that tells every word of a buffer from every other, at any time, and is cheap.
+
+Word i is ``(i * odd) xor key`` modulo 2^64: the multiplication sends different positions to
+different words, the key (a hash of who wrote it and when) separates buffers and iterations. So a
+lost, stale, moved or foreign word is noticed. Works in pieces that stay in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["WORD_BYTES", "pattern_key", "renew", "write"]
+
+WORD_BYTES = 8
+_PIECE_WORDS = 1 << 16
+_ODD = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_STEPS = np.arange(_PIECE_WORDS, dtype=np.uint64) * np.uint64(_ODD)
+
+Words = npt.NDArray[np.uint64]
+
+
+def pattern_key(*parts: str | int) -> int:
+    """64 bits from who wrote a buffer and when."""
+    text = "\0".join(str(part) for part in parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def write(view: memoryview, key: int) -> None:
+    """Fill a buffer. pre: its size is a multiple of WORD_BYTES."""
+    words = np.frombuffer(view, dtype=np.uint64)
+    for start in range(0, len(words), _PIECE_WORDS):
+        piece = words[start : start + _PIECE_WORDS]
+        np.copyto(piece, _expected(start, len(piece), key))
+
+
+def renew(view: memoryview, key: int, next_key: int) -> int | None:
+    """Check a buffer against ``key``, and fill it with ``next_key``'s pattern.
+
+    Returns the offset in bytes of the first wrong byte, None if all are right; from the piece with
+    a wrong byte on, the buffer is left as it is.
+    """
+    words = np.frombuffer(view, dtype=np.uint64)
+    for start in range(0, len(words), _PIECE_WORDS):
+        piece = words[start : start + _PIECE_WORDS]
+        expected = _expected(start, len(piece), key)
+        if not np.array_equal(piece, expected):
+            wrong = np.flatnonzero(piece.view(np.uint8) != expected.view(np.uint8))
+            return start * WORD_BYTES + int(wrong[0])
+        np.copyto(piece, _expected(start, len(piece), next_key))
+    return None
+
+
+def _expected(start: int, count: int, key: int) -> Words:
+    words: Words = _STEPS[:count] + np.uint64(start * _ODD & _MASK)
+    words ^= np.uint64(key)
+    return words

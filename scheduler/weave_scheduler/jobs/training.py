@@ -1,0 +1,60 @@
+"""``kind: grpo``: hands a job to the GRPO trainer, which is imported only here and only then."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weave_rt.errors import UsageError
+from weave_scheduler.jobs.kind import Iteration, JobResult
+
+if TYPE_CHECKING:
+    import weave_rt
+    from weave_scheduler.jobs.grpo import IterationRecord
+    from weave_scheduler.spec import JobSpec
+
+__all__ = ["GrpoKind"]
+
+
+class GrpoKind:
+    """Two tenants, real weights, real gradients; bytes and times are what they are."""
+
+    def prepare(self, job: JobSpec) -> None:
+        try:
+            torch = importlib.import_module("torch")
+            importlib.import_module("reasoning_gym")
+        except ImportError as error:
+            raise UsageError(
+                f"kind grpo needs {error.name}, which is not installed;"
+                " install the extra [examples]"
+            ) from None
+        importlib.import_module("weave_scheduler.jobs.grpo.trainer")
+        if torch.get_num_threads() != job.threads:
+            torch.set_num_threads(job.threads)  # of the whole process; all jobs agree on it
+
+    def run(
+        self,
+        rt_job: weave_rt.Job,
+        spec_job: JobSpec,
+        seed: int,
+        iterations: int,
+        on_iteration: Callable[[Iteration], None],
+    ) -> JobResult:
+        import torch
+
+        from weave_scheduler.jobs.grpo import GrpoConfig, run_grpo
+
+        def forward(record: IterationRecord) -> None:
+            on_iteration(Iteration(record.step, loss=record.loss, reward=record.reward_mean))
+
+        config = GrpoConfig.from_mapping(spec_job.config or {})
+        result = run_grpo(rt_job, config, seed, iterations, forward)
+        return JobResult(
+            weights_digest=result.weights_digest,
+            loss_digest=result.loss_digest,
+            losses=tuple(result.losses),
+            rewards=tuple(result.rewards),
+            state_bytes=result.state_bytes,
+            torch_threads=torch.get_num_threads(),
+        )

@@ -1,0 +1,178 @@
+"""Tables for people, from the JSON that scripts read: what is absent there is blank here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weave_scheduler.units import format_bytes, format_duration, format_money
+
+__all__ = [
+    "Table",
+    "bench_table",
+    "job_table",
+    "moved",
+    "pool_table",
+    "switch_table",
+    "total_table",
+]
+
+Row = Mapping[str, Any]
+Column = tuple[str, str, Callable[[Any], str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headed rows of text; a column that is blank in every row is left out, and so is a table of
+    names alone."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def job_table(summary: Row) -> Table:
+    return _table(
+        "Jobs",
+        summary["jobs"],
+        [
+            ("job", "name", str),
+            ("kind", "kind", str),
+            ("iterations", "iterations", str),
+            ("time", "wall_s", format_duration),
+            ("alone", "solo_s", format_duration),
+            ("slowdown", "slowdown", _ratio),
+            ("waited", "waited_s", format_duration),
+            ("reward first", "reward_first", _small),
+            ("reward last", "reward_last", _small),
+            ("std. error", "reward_se", _small),
+            ("same as alone", "identical_to_solo", _yes),
+            ("SLO planned", "slo_met_planned", _yes),
+            ("SLO realised", "slo_met_realised", _yes),
+            ("cost", "cost", format_money),
+            ("weights", "weights_digest", lambda digest: str(digest)[:12]),
+            ("failed", "error", lambda _: "yes"),
+        ],
+    )
+
+
+def pool_table(summary: Row) -> Table:
+    return _table(
+        "Pools",
+        summary["pools"],
+        [
+            ("pool", "name", str),
+            ("phases", "phases_s", format_duration),
+            ("switches", "switch_s", format_duration),
+            ("idle", "idle_s", format_duration),
+            ("busy", "busy_share", _percent),
+            ("busy alone", "busy_share_solo", _percent),
+        ],
+    )
+
+
+def total_table(summary: Row) -> Table:
+    return _table(
+        "Totals",
+        [summary["totals"]],
+        [
+            ("together", "wall_s", format_duration),
+            ("one after the other", "solo_wall_s", format_duration),
+            ("gain", "gain", _ratio),
+            ("bytes out", "bytes_out", format_bytes),
+            ("bytes in", "bytes_in", format_bytes),
+            ("cost", "cost", format_money),
+            ("cost alone", "cost_solo", format_money),
+        ],
+    )
+
+
+def moved(switch: Row) -> bool:
+    """Whether a switch had anything to do; a job that enters a free device again has not."""
+    return any(switch.get(key) for key in ("out", "bytes_out", "bytes_in", "blocks_remapped"))
+
+
+def switch_table(switches: Sequence[Row], of: int) -> Table:
+    title = "Switches" if of <= len(switches) else f"Switches (the first {len(switches)} of {of})"
+    return _table(
+        title,
+        switches,
+        [
+            ("at", "at_s", format_duration),
+            ("devices", "devices", ", ".join),
+            ("out", "out", _names),
+            ("in", "in", _names),
+            ("bytes out", "bytes_out", format_bytes),
+            ("bytes in", "bytes_in", format_bytes),
+            ("time", "seconds", format_duration),
+            ("drain", "drain_s", format_duration),
+            ("map", "map_s", format_duration),
+            ("limit", "limit_s", format_duration),
+            ("efficiency", "efficiency", _ratio),
+        ],
+    )
+
+
+def bench_table(record: Row) -> Table:
+    """Of a weave-bench record; times of a GPU, and of an emulated device only ratios."""
+    plain = {
+        (case["name"], str(case.get("params"))): case["p50_s"]
+        for case in record["cases"]
+        if case["arm"] == "plain"
+    }
+    rows = []
+    for case in record["cases"]:
+        against = plain.get((case["name"], str(case.get("params"))))
+        rows.append({**case, "ratio": case["p50_s"] / against} if against else case)
+    times: list[Column] = [
+        ("median", "p50_s", format_duration),
+        ("95 %", "p95_s", format_duration),
+        ("limit", "limit_s", format_duration),
+    ]
+    emulated = record["conditions"].get("device") == "emulated"
+    return _table(
+        "Cases (ratios only: the device is emulated)" if emulated else "Cases",
+        rows,
+        [
+            ("case", "name", str),
+            ("arm", "arm", str),
+            ("n", "n", str),
+            ("bytes out", "bytes_out", format_bytes),
+            ("bytes in", "bytes_in", format_bytes),
+            *([] if emulated else times),
+            ("time against plain copies", "ratio", _ratio),
+            ("efficiency", "efficiency", _ratio),
+        ],
+    )
+
+
+def _table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
+    used = [column for column in columns if any(column[1] in row for row in rows)]
+    if not [key for _, key, _ in used if key != "name"]:
+        return Table(title, [], [])
+    return Table(
+        title,
+        [heading for heading, _, _ in used],
+        [[shown(row[key]) if key in row else "" for _, key, shown in used] for row in rows],
+    )
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _small(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _names(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
