@@ -16,7 +16,7 @@ TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
 
 
 def _device_specs() -> list[str]:
-    """$WEAVE_TEST_DEVICE alone where it is set, else the emulated device and a GPU if there is one."""
+    """$WEAVE_TEST_DEVICE alone where it is set, else the emulated device, and a GPU if any."""
     wanted = os.environ.get("WEAVE_TEST_DEVICE")
     if wanted:
         return [resolve_spec(wanted)]

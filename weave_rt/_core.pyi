@@ -97,8 +97,8 @@ class Device:
         once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
         on. pre: no tenant holds blocks on the device."""
     def plain_copy(self, bytes_out: int, bytes_in: int) -> float:
-        """Seconds for plain pinned copies of so many bytes (rounded up to whole blocks) out and in at
-        once, without the engine: the yardstick of the benchmarks. Its memory is kept until the
+        """Seconds for plain pinned copies of so many bytes (in whole blocks) out and in at once,
+        without the engine: the yardstick of the benchmarks. Its memory is kept until the
         device closes. Raises UsageError unless twice the larger one is free."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...

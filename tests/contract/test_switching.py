@@ -96,8 +96,18 @@ def test_a_holder_is_named_and_nothing_changes(pair: tuple[Trainer, Trainer]) ->
     assert first.intact()
 
 
-@pytest.mark.parametrize("call", ["mem_map", "mem_unmap", "mem_set_access", "memcpy_dtoh_async",
-                                  "memcpy_htod_async", "event_record", "ctx_synchronize"])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ctx_synchronize",
+        "event_record",
+        "mem_map",
+        "mem_set_access",
+        "mem_unmap",
+        "memcpy_dtoh_async",
+        "memcpy_htod_async",
+    ],
+)
 def test_one_failing_call_is_undone(pair: tuple[Trainer, Trainer], call: str) -> None:
     first, second = pair
     with _core.FaultScope(nth=1, only=call) as fault, pytest.raises(DriverError) as failed:
