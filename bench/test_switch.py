@@ -1,0 +1,50 @@
+"""How long does a switch take, against plain pinned copies of the same bytes? (`pytest bench/`)
+
+The measuring is `weave_rt.benchmarks.switch`; this runs it on $WEAVE_BENCH_DEVICE (default: auto),
+shows each case as a pytest-benchmark row, and writes the record to $WEAVE_BENCH_OUT if that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weave_rt.benchmarks import switch
+
+CASES = [
+    (name, arm)
+    for name in ("one_way_out", "one_way_in", "duplex")
+    for arm in ("weave", "plain")
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def record() -> dict[str, Any]:
+    measured = switch.run(os.environ.get("WEAVE_BENCH_DEVICE", "auto"))
+    out = os.environ.get("WEAVE_BENCH_OUT")
+    if out:
+        Path(out).write_text(json.dumps(measured, indent=1) + "\n")
+    return measured
+
+
+@pytest.mark.parametrize(("name", "arm"), CASES)
+def test_switch(benchmark: Any, record: dict[str, Any], name: str, arm: str) -> None:
+    (case,) = [c for c in record["cases"] if (c["name"], c["arm"]) == (name, arm)]
+    benchmark.extra_info.update({k: case[k] for k in ("bytes_out", "bytes_in", "efficiency")})
+    samples = iter(case["samples_s"])
+    elapsed = 0.0
+
+    def clock() -> float:
+        return elapsed
+
+    def replay() -> None:
+        nonlocal elapsed
+        elapsed += next(samples)
+
+    # The samples were taken with the arms alternated; pytest-benchmark only tabulates them.
+    benchmark._timer = clock
+    benchmark.pedantic(replay, rounds=case["n"], iterations=1)
