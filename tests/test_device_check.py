@@ -1,4 +1,4 @@
-"""bench/device_check.sh, whole, on the emulated device: whoever gets a GPU can spend the time at once."""
+"""bench/device_check.sh, whole, on the emulated device: ready for whoever gets a GPU for minutes."""
 
 from __future__ import annotations
 
