@@ -1,4 +1,4 @@
-"""bench/device_check.sh, whole, on the emulated device: ready for whoever gets a GPU for minutes."""
+"""bench/device_check.sh, whole, on the emulated device: ready for whoever gets a GPU."""
 
 from __future__ import annotations
 
