@@ -6,11 +6,25 @@ from typing import final
 
 @final
 class FaultScope:
-    """Fails driver calls while it is entered (one scope per process): the ``nth`` one (1 is the
-    next), or all from it on; ``nth=0`` only counts. ``only`` names one call, as in calls.def."""
+    """Disturbs driver calls while it is entered (one scope per process).
+
+    A call is hit when it is the ``nth`` (1 is the next; ``nth=0`` only counts), any one from it on
+    (``from_then_on``), or by ``probability``, drawn from ``seed`` and the call's number. A hit call
+    first waits ``delay_ns`` on the driver's clock, then returns ``status`` without being made; with
+    ``status=0`` it is made. ``only`` names one call, as in calls.def. ``sticky``: the hit loses the
+    current context; every call that depends on it returns ``status`` (214, 700, 719) until the
+    primary context is reset or released. Raises UsageError."""
 
     def __init__(
-        self, nth: int = 0, from_then_on: bool = False, only: str = "", status: int = 999
+        self,
+        nth: int = 0,
+        from_then_on: bool = False,
+        only: str = "",
+        status: int = 999,
+        probability: float = 0.0,
+        seed: int = 0,
+        delay_ns: int = 0,
+        sticky: bool = False,
     ) -> None: ...
     def __enter__(self) -> FaultScope: ...
     def __exit__(self, *exc: object) -> None: ...
@@ -18,6 +32,8 @@ class FaultScope:
     def calls_seen(self) -> int: ...
     @property
     def calls_failed(self) -> int: ...
+    @property
+    def calls_delayed(self) -> int: ...
 
 def call_counts(kind: str) -> dict[str, int]:
     """Driver calls made so far in this process; kind: ``emulated`` or ``cuda``."""

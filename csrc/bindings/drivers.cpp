@@ -21,24 +21,30 @@ cu::Call call_named(const std::string& name) {
 
 class FaultScopeObject {
  public:
-  FaultScopeObject(std::uint64_t nth, bool from_then_on, const std::string& only, int status)
-      : plan_{nth, from_then_on, only.empty() ? cu::Call::kCount : call_named(only), status} {
-    if (status == cu::kSuccess) throw UsageError("a fault needs a status other than 0");
+  FaultScopeObject(std::uint64_t nth, bool from_then_on, const std::string& only, int status,
+                   double probability, std::uint64_t seed, std::int64_t delay_ns, bool sticky)
+      : plan_{nth,      from_then_on, only.empty() ? cu::Call::kCount : call_named(only),
+              status,   probability,  seed,
+              delay_ns, sticky} {
+    cu::FaultScope::check(plan_);
   }
   void enter() { scope_.emplace(plan_); }
   void exit() {
     seen_ = calls_seen();
     failed_ = calls_failed();
+    delayed_ = calls_delayed();
     scope_.reset();
   }
   std::uint64_t calls_seen() const { return scope_ ? scope_->calls_seen() : seen_; }
   std::uint64_t calls_failed() const { return scope_ ? scope_->calls_failed() : failed_; }
+  std::uint64_t calls_delayed() const { return scope_ ? scope_->calls_delayed() : delayed_; }
 
  private:
   cu::FaultScope::Plan plan_;
   std::optional<cu::FaultScope> scope_;
   std::uint64_t seen_ = 0;
   std::uint64_t failed_ = 0;
+  std::uint64_t delayed_ = 0;
 };
 
 py::dict call_counts(const std::string& kind) {
@@ -164,8 +170,11 @@ std::string name_text(const cu::Table& table, int ordinal) {
 
 void bind_drivers(py::module_& module) {
   py::class_<FaultScopeObject>(module, "FaultScope")
-      .def(py::init<std::uint64_t, bool, const std::string&, int>(), py::arg("nth") = 0,
-           py::arg("from_then_on") = false, py::arg("only") = "", py::arg("status") = cu::kUnknown)
+      .def(py::init<std::uint64_t, bool, const std::string&, int, double, std::uint64_t,
+                    std::int64_t, bool>(),
+           py::arg("nth") = 0, py::arg("from_then_on") = false, py::arg("only") = "",
+           py::arg("status") = cu::kUnknown, py::arg("probability") = 0.0, py::arg("seed") = 0,
+           py::arg("delay_ns") = 0, py::arg("sticky") = false)
       .def("__enter__",
            [](py::object self) {
              self.cast<FaultScopeObject&>().enter();
@@ -173,7 +182,8 @@ void bind_drivers(py::module_& module) {
            })
       .def("__exit__", [](FaultScopeObject& self, const py::args&) { self.exit(); })
       .def_property_readonly("calls_seen", &FaultScopeObject::calls_seen)
-      .def_property_readonly("calls_failed", &FaultScopeObject::calls_failed);
+      .def_property_readonly("calls_failed", &FaultScopeObject::calls_failed)
+      .def_property_readonly("calls_delayed", &FaultScopeObject::calls_delayed);
   module.def("call_counts", &call_counts, py::arg("kind"));
   module.def("parse_emulated", &parse_emulated, py::arg("spec"));
   module.def("cuda_driver", &cuda_driver);

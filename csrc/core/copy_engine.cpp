@@ -90,6 +90,7 @@ CopyEngine::Seconds CopyEngine::finish() {
 }
 
 bool CopyEngine::settle() noexcept {
+  if (!out_.used && !in_.used) return true;
   for (int attempt = 0; attempt < 3; ++attempt) {
     if (table_.stream_synchronize(out_.stream.raw()) == cu::kSuccess &&
         table_.stream_synchronize(in_.stream.raw()) == cu::kSuccess) {

@@ -42,7 +42,7 @@ class CopyEngine {
   Seconds finish();
 
   // Wait after a failure, trying more than once. False when it cannot be known whether the copies
-  // are complete. Never throws.
+  // are complete; true at once where nothing was queued. Never throws.
   bool settle() noexcept;
 
   // The size of one copy call for a switch of `bytes` in blocks of `block_bytes`.

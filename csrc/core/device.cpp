@@ -114,13 +114,28 @@ void Device::require_usable(const Tenant& tenant) const {
 // First thing in each operation: undo calls that failed, and a roll-back that could not finish.
 void Device::retry_unfinished() noexcept {
   driver_->retry_buried();
-  if (unfinished_ == nullptr || unfinished_->undo(tools()) == Transaction::Undone::impossible)
-    return;
-  for (const auto& tenant : unfinished_->tenants()) {
-    tenant->failed = false;
-    tenant->refresh_states();
+  std::erase_if(stuck_links_, [](const auto& link) { return link->settle(); });
+  if (!limbo_.empty() && engine_->settle()) {
+    for (const FrameId frame : limbo_.frames) frames_->give_back(frame);
+    limbo_ = {};
   }
-  unfinished_.reset();
+  std::erase_if(unfinished_, [&](const auto& transaction) {
+    if (transaction->undo(tools()) == Transaction::Undone::impossible) return false;
+    for (const auto& tenant : transaction->tenants()) {
+      tenant->failed = false;
+      // Slots of a growth that failed were kept for the undo; they never held anything.
+      for (const auto& region : tenant->regions) {
+        region->slots.resize(region->bytes_held / block_bytes_);
+      }
+      tenant->refresh_states();
+    }
+    return true;
+  });
+}
+
+bool Device::is_unfinished(const Tenant& tenant) const {
+  return std::ranges::any_of(
+      unfinished_, [&](const auto& transaction) { return transaction->concerns(tenant); });
 }
 
 std::shared_ptr<Tenant> Device::add_tenant(const std::string& name, const std::string& job) {
@@ -149,9 +164,9 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
   }
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   if (reserve > usable) {
-    Refusal refusal(Refusal::Kind::growth_refused, "region " + tag + " of tenant " + tenant->label() +
-                                                       " asks for " + megabytes(reserve) +
-                                                       ", the device has " + megabytes(usable));
+    Refusal refusal(Refusal::Kind::growth_refused,
+                    "region " + tag + " of tenant " + tenant->label() + " asks for " +
+                        megabytes(reserve) + ", the device has " + megabytes(usable));
     refusal.bytes_needed = reserve;
     refusal.bytes_available = refusal.bytes_usable = usable;
     throw refusal;
@@ -242,14 +257,18 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   try {
     transfer(make_room(*tenant, blocks), ins, nullptr, tenant.get(), 60.0);
   } catch (...) {
-    // A roll-back that could not finish may still name the new slots; they hold nothing yet.
-    if (unfinished_ == nullptr) region->slots.resize(before);
+    // A roll-back that could not finish still names the new slots; they hold nothing yet.
+    if (!is_unfinished(*tenant)) {
+      region->slots.resize(before);
+      tenant->refresh_states();
+    }
     throw;
   }
   region->grow_space();
 }
 
-void Device::drop_slots(Tenant& tenant) noexcept {
+// `settled`: no copy is in flight; else frames and extents wait until that is known.
+void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
   std::vector<Mapping*> mappings;
   for (const auto& ref : slots_on_device(tenant)) {
     if (ref.get().mapping) mappings.push_back(&ref.get().mapping);
@@ -262,8 +281,14 @@ void Device::drop_slots(Tenant& tenant) noexcept {
   for (const auto& region : tenant.regions) {
     for (auto& slot : region->slots) {
       slot.mapping = Mapping{};
+      const FrameId frame = std::exchange(slot.frame, kNoFrame);
+      if (!settled) {
+        if (slot.host) limbo_.extents.push_back(std::move(slot.host));
+        if (frame != kNoFrame) limbo_.frames.push_back(frame);
+      } else if (frame != kNoFrame) {
+        frames_->give_back(frame);
+      }
       slot.host = Extent{};
-      if (slot.frame != kNoFrame) frames_->give_back(std::exchange(slot.frame, kNoFrame));
     }
     region->slots.clear();
     region->bytes_held = 0;
@@ -283,16 +308,13 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
     // A lost context or a stuck kernel: closing goes on, nothing can be saved by waiting.
   }
   retry_unfinished();
-  // Copies that nobody could wait for may still write: their frames are not used again.
-  if (unfinished_ != nullptr && unfinished_->concerns(*tenant)) {
-    for (const auto& region : tenant->regions) {
-      for (auto& slot : region->slots) slot.frame = kNoFrame;
-    }
-    unfinished_.reset();
-  }
+  // The undo goes on for the other tenants that it concerns.
+  for (const auto& transaction : unfinished_) transaction->forget(*tenant, limbo_);
+  std::erase_if(unfinished_,
+                [](const auto& transaction) { return transaction->tenants().empty(); });
   tenant->running = false;
   tenant->closed = true;
-  drop_slots(*tenant);
+  drop_slots(*tenant, engine_->settle());
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
 }
@@ -310,7 +332,10 @@ void Device::close() noexcept {
       // The context is lost; releasing it takes streams and events along.
     }
     plain_link_.reset();
+    stuck_links_.clear();
+    unfinished_.clear();
     engine_.reset();
+    limbo_ = {};
     frames_.reset();
     driver_->retry_buried();
   }

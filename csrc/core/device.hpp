@@ -95,6 +95,7 @@ class Device {
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
   void retry_unfinished() noexcept;
+  bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
   std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
   SwitchReport transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
@@ -104,7 +105,8 @@ class Device {
                               const std::shared_ptr<Tenant>& outgoing);
   void start(Tenant& tenant);
   void stop(Tenant& tenant);
-  void drop_slots(Tenant& tenant) noexcept;
+  void drop_slots(Tenant& tenant, bool settled) noexcept;
+  bool read_out(Slot& slot) noexcept;
 
   mutable std::mutex mutex_;
   DriverRef driver_;
@@ -117,7 +119,9 @@ class Device {
   std::unique_ptr<Drain> drain_;
   std::unique_ptr<PlainLink> plain_link_;
   std::vector<std::shared_ptr<Tenant>> tenants_;
-  std::unique_ptr<Transaction> unfinished_;  // an undo that could not be finished yet
+  std::vector<std::unique_ptr<Transaction>> unfinished_;  // undos that could not be finished yet
+  std::vector<std::unique_ptr<PlainLink>> stuck_links_;   // with copies that nobody could wait for
+  Limbo limbo_;                                           // what closed tenants left in such copies
   std::optional<LinkRates> rates_;
   std::uint64_t turn_ = 0;
   Stats stats_;

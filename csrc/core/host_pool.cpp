@@ -183,18 +183,20 @@ std::size_t HostPool::pieces() const {
 void HostPool::grow(const std::string& job, Bytes bytes, Bytes unit) {
   Bytes job_bytes = 0;
   for (const auto& piece : pieces_) job_bytes += piece->job == job ? piece->bytes : 0;
-  bytes = std::max(bytes, job_bytes / 50 / unit * unit);
   const Bytes left = budget_ > registered_ ? budget_ - registered_ : 0;
+  bytes = std::max(bytes, std::min(job_bytes / 50, left) / unit * unit);
   if (bytes > left) throw refuse("the pinned host pool is at its budget", bytes, left);
   const Bytes available = host_bytes_available();
   if (bytes > available) throw refuse("this host has no memory left to pin", bytes, available);
   const Bytes piece_max = std::max(unit, kPieceMax / unit * unit);
-  while (bytes > 0) {
-    const Bytes piece_bytes = std::min(bytes, piece_max);
-    pieces_.push_back(std::make_unique<Piece>(job, piece_bytes, unit, context_));
-    registered_ += piece_bytes;
-    bytes -= piece_bytes;
+  std::list<std::unique_ptr<Piece>> fresh;  // all or none
+  Bytes registered = 0;
+  for (; registered < bytes; registered += fresh.back()->bytes) {
+    fresh.push_back(
+        std::make_unique<Piece>(job, std::min(bytes - registered, piece_max), unit, context_));
   }
+  pieces_.splice(pieces_.end(), fresh);
+  registered_ += registered;
 }
 
 std::vector<Extent> HostPool::allocate(const std::string& job, Bytes bytes, std::size_t count) {

@@ -47,6 +47,17 @@ double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
   return static_cast<double>(table.now_ns() - started) / 1e9;
 }
 
+bool PlainLink::settle() noexcept {
+  const auto& table = context_->driver().table;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    if (table.stream_synchronize(out_.raw()) == cu::kSuccess &&
+        table.stream_synchronize(in_.raw()) == cu::kSuccess) {
+      return true;
+    }
+  }
+  return false;
+}
+
 LinkRates measure_rates(PlainLink& link, Bytes block_bytes) {
   const std::size_t blocks = link.blocks();
   const auto bytes = static_cast<double>(blocks * block_bytes);
@@ -78,8 +89,13 @@ LinkRates Device::calibrate(Bytes bytes) {
   const std::size_t half = static_cast<std::size_t>(frames_->available()) / 2;
   if (half == 0) throw UsageError("calibrate needs a device of at least two blocks");
   const std::size_t blocks = std::clamp<std::size_t>(bytes / block_bytes_, 1, half);
-  PlainLink link(context_, *frames_, *host_pool_, blocks);
-  rates_ = measure_rates(link, block_bytes_);
+  auto link = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
+  try {
+    rates_ = measure_rates(*link, block_bytes_);
+  } catch (const DriverError&) {
+    if (!link->settle()) stuck_links_.push_back(std::move(link));
+    throw;
+  }
   return *rates_;
 }
 
@@ -99,7 +115,12 @@ double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
     }
     plain_link_ = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
   }
-  return plain_link_->copy(out, in);
+  try {
+    return plain_link_->copy(out, in);
+  } catch (const DriverError&) {
+    if (!plain_link_->settle()) stuck_links_.push_back(std::move(plain_link_));
+    throw;
+  }
 }
 
 }  // namespace weave

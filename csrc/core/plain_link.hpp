@@ -26,6 +26,9 @@ class PlainLink {
   // Seconds for so many blocks out and in at once. pre: neither exceeds blocks(). Throws
   // DriverError.
   double copy(std::size_t blocks_out, std::size_t blocks_in);
+  // After copy() threw: whether everything queued is known to be complete. Until then the frames
+  // and extents must not be used otherwise. Never throws.
+  bool settle() noexcept;
 
  private:
   ContextRef context_;

@@ -176,7 +176,7 @@ void Device::roll_back(std::unique_ptr<Transaction> transaction,
     }
     tenant->refresh_states();
   }
-  if (undone == Transaction::Undone::impossible) unfinished_ = std::move(transaction);
+  if (undone == Transaction::Undone::impossible) unfinished_.push_back(std::move(transaction));
   throw;
 }
 

@@ -219,6 +219,25 @@ Transaction::Undone Transaction::undo(const Tools& tools) noexcept {
   }
 }
 
+void Transaction::forget(const Tenant& tenant, Limbo& limbo) noexcept {
+  const auto is_its = [&](const auto& part) {
+    return part.ref.region->tenant.lock().get() == &tenant;
+  };
+  for (auto& in : ins_) {
+    if (!is_its(in)) continue;
+    in.mapping = Mapping{};
+    if (in.from_pool) limbo.frames.push_back(in.frame);
+    if (in.ref.get().host) limbo.extents.push_back(std::move(in.ref.get().host));
+  }
+  for (auto& out : outs_) {
+    if (!is_its(out)) continue;
+    limbo.frames.push_back(std::exchange(out.ref.get().frame, kNoFrame));
+    if (out.ref.get().host) limbo.extents.push_back(std::move(out.ref.get().host));
+  }
+  std::erase_if(ins_, is_its);
+  std::erase_if(outs_, is_its);
+}
+
 // Bring back what was overwritten, then map what was unmapped.
 void Transaction::restore(const Tools& tools) {
   std::vector<Chunk> chunks;

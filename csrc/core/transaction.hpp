@@ -16,6 +16,14 @@
 
 namespace weave {
 
+// What a copy that nobody could wait for may still read or write: not to be used again until the
+// engine is settled.
+struct Limbo {
+  std::vector<FrameId> frames;
+  std::vector<Extent> extents;
+  bool empty() const { return frames.empty() && extents.empty(); }
+};
+
 class Transaction {
  public:
   struct Tools {
@@ -35,6 +43,9 @@ class Transaction {
   Undone undo(const Tools& tools) noexcept;
 
   bool concerns(const Tenant& tenant) const;
+  // After undo() said `impossible`: this tenant closes. Its slots are taken out of the hand-over
+  // and what copies in flight may still touch of them goes to `limbo`.
+  void forget(const Tenant& tenant, Limbo& limbo) noexcept;
   // The tenants whose slots this hand-over touches.
   std::vector<std::shared_ptr<Tenant>> tenants() const;
 

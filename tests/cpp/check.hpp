@@ -2,6 +2,7 @@
 // of the file; it prints one line per test and exits with the number of failed ones.
 //
 //   TEST(name) { CHECK(x); CHECK_EQ(a, b); CHECK_THROWS(expr, Type, "part of what()"); }
+//   option("sequences", 300)  reads --sequences N of the command line or WEAVE_SEQUENCES
 //   CHECK_ABORTS(expr, "part of stderr")  runs the program again, for this one test, up to this
 //     expression: a forked child would be no driver process any more.
 #pragma once
@@ -12,6 +13,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cctype>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -110,7 +113,26 @@ inline void check_aborts(const char* file, int line, const char* wanted) {
   }
 }
 
+// The value behind "--name" on the command line, else of the environment's WEAVE_NAME, else `none`.
+inline std::vector<std::string>& arguments() {
+  static std::vector<std::string> all;
+  return all;
+}
+
+inline std::uint64_t option(const std::string& name, std::uint64_t none) {
+  const auto& all = arguments();
+  for (std::size_t index = 0; index + 1 < all.size(); ++index) {
+    if (all[index] == "--" + name) return std::strtoull(all[index + 1].c_str(), nullptr, 0);
+  }
+  std::string variable = "WEAVE_" + name;
+  for (char& letter : variable) letter = static_cast<char>(std::toupper(letter));
+  const char* value = std::getenv(variable.c_str());
+  return value == nullptr ? none : std::strtoull(value, nullptr, 0);
+}
+
 inline int run_all(int argc, char** argv) {
+  arguments().assign(argv + 1, argv + argc);
+  if (argc > 1 && std::strncmp(argv[1], "--", 2) == 0) argc = 1;
   if (argc > 2) line_to_abort_at() = std::atoi(argv[2]);
   for (const auto& test : cases()) {
     if (argc > 1 && std::strcmp(argv[1], test.name) != 0) continue;

@@ -62,6 +62,7 @@ struct Patterned {
   std::shared_ptr<Region> keep, discard;
   std::vector<std::shared_ptr<Span>> spans;
   unsigned seed = 0;
+  Bytes bytes = 0;  // of `keep`, from its start, that carry the pattern
 
   unsigned char byte_at(Bytes offset) const {
     return static_cast<unsigned char>((offset * 2654435761u + seed * 97u) >> 7);
@@ -70,23 +71,31 @@ struct Patterned {
   void write() const {
     emu::host_view(keep->address(), true);
     auto* data = reinterpret_cast<unsigned char*>(keep->address());
-    for (Bytes offset = 0; offset < keep->slots.size() * kBlock; ++offset) {
-      data[offset] = byte_at(offset);
-    }
+    for (Bytes offset = 0; offset < bytes; ++offset) data[offset] = byte_at(offset);
   }
   bool intact() const {
     emu::host_view(keep->address(), true);
     const auto* data = reinterpret_cast<const unsigned char*>(keep->address());
-    for (Bytes offset = 0; offset < keep->slots.size() * kBlock; ++offset) {
+    return matches(data);
+  }
+  bool matches(const unsigned char* data) const {
+    for (Bytes offset = 0; offset < bytes; ++offset) {
       if (data[offset] != byte_at(offset)) return false;
     }
     return true;
   }
+  // What rescue() gave of this tenant is exact, whether or not `keep` is in it.
+  bool matches(const std::map<std::string, std::vector<std::byte>>& saved) const {
+    const auto found = saved.find("weights");
+    return found == saved.end() ||
+           (found->second.size() >= bytes &&
+            matches(reinterpret_cast<const unsigned char*>(found->second.data())));
+  }
 };
 
 // pre: room on the device, or idle tenants to take it from. Leaves the tenant running.
-inline void attach(Device& device, Patterned& into, const char* name, unsigned seed, int keep_blocks,
-                   int discard_blocks) {
+inline void attach(Device& device, Patterned& into, const char* name, unsigned seed,
+                   int keep_blocks, int discard_blocks) {
   into.seed = seed;
   if (into.tenant == nullptr) into.tenant = device.add_tenant(name, "job");
   device.resume(into.tenant, 60);
@@ -99,14 +108,14 @@ inline void attach(Device& device, Patterned& into, const char* name, unsigned s
   };
   fill(into.keep, keep_blocks);
   fill(into.discard, discard_blocks);
+  into.bytes = static_cast<Bytes>(keep_blocks) * kBlock;
   into.write();
 }
 
 // Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch.
 struct Pair {
   explicit Pair(const char* spec = kSixteenBlocks)
-      : emulated(spec),
-        device(std::make_shared<Device>(emulated.driver, options_with())) {}
+      : emulated(spec), device(std::make_shared<Device>(emulated.driver, options_with())) {}
   void attach_both() {
     attach(*device, a, "a", 1, 8, 3);
     device->release(a.tenant);
@@ -116,6 +125,18 @@ struct Pair {
   Emulated emulated;
   std::shared_ptr<Device> device;
   Patterned a, b;
+  std::shared_ptr<Span> extra;  // of a growth
 };
+
+// Nothing is left of a closed device but reservations of spans that are still out.
+inline void check_nothing_left(int ordinal) {
+  const auto census = emu::census(ordinal);
+  CHECK_EQ(census.handles, 0u);
+  CHECK_EQ(census.mappings, 0u);
+  CHECK_EQ(census.registrations, 0u);
+  CHECK_EQ(census.streams, 0u);
+  CHECK_EQ(census.events, 0u);
+  CHECK_EQ(census.bytes_used, 0u);
+}
 
 }  // namespace weave::test

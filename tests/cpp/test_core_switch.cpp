@@ -106,7 +106,8 @@ TEST(suspend_and_resume_twice_are_counted_no_ops) {
 TEST(a_running_tenant_is_never_evicted) {
   Pair pair;
   pair.attach_both();
-  CHECK(refusal_of([&] { pair.device->resume(pair.b.tenant, 60); }) == Refusal::Kind::resume_failed);
+  CHECK(refusal_of([&] { pair.device->resume(pair.b.tenant, 60); }) ==
+        Refusal::Kind::resume_failed);
   CHECK(pair.a.tenant->running);
   CHECK(pair.a.intact());
   // Growth of a beyond the device, and of a tenant that does not run.
@@ -127,7 +128,8 @@ TEST(budget_of_the_host_pool_is_kept) {
   const auto tenant = device.add_tenant("a", "job");
   device.resume(tenant, 60);
   const auto region = device.region(tenant, "weights", Policy::keep, 0);
-  CHECK(refusal_of([&] { device.allocate(region, 3 * kBlock, 512); }) == Refusal::Kind::host_memory);
+  CHECK(refusal_of([&] { device.allocate(region, 3 * kBlock, 512); }) ==
+        Refusal::Kind::host_memory);
   CHECK_EQ(region->slots.size(), 0u);
   const auto span = device.allocate(region, 2 * kBlock, 512);
   CHECK_EQ(device.host_pool()->registered(), 2 * kBlock);

@@ -1,4 +1,6 @@
 // The counting wrapper around a table, and the faults it can be told to make.
+#include <algorithm>
+
 #include "driver/faults.hpp"
 #include "emulated.hpp"
 
@@ -109,4 +111,109 @@ TEST(status_texts) {
   cu::report(cu::kInvalidValue, Call::mem_release);
   CHECK_EQ(cu::reported_count(), before + 1);
   CHECK_ABORTS(WEAVE_ASSERT(1 + 1 == 3, "sums are off"), "sums are off");
+}
+
+TEST(a_seed_decides_which_calls_fail) {
+  const Opened device;
+  const auto pattern = [&](std::uint64_t seed, double probability) {
+    std::string failures;
+    const FaultScope scope({.probability = probability, .seed = seed});
+    for (int call = 0; call < 400; ++call) failures += ask() == 0 ? '.' : 'x';
+    return failures;
+  };
+  const auto first = pattern(7, 0.25);
+  CHECK_EQ(pattern(7, 0.25), first);
+  CHECK(pattern(8, 0.25) != first);
+  const auto hits = std::count(first.begin(), first.end(), 'x');
+  CHECK(hits > 60 && hits < 140);
+  CHECK_EQ(pattern(7, 0), std::string(400, '.'));
+  CHECK_EQ(pattern(7, 1), std::string(400, 'x'));
+}
+
+TEST(a_delayed_call_is_made_later_on_the_driver_clock) {
+  const Opened device;
+  {
+    const FaultScope scope({.nth = 2, .status = cu::kSuccess, .delay_ns = 2'000'000});
+    CHECK_EQ(ask(), 0);
+    const auto before = wrapped().now_ns();
+    CHECK_EQ(ask(), 0);
+    CHECK(wrapped().now_ns() - before >= 2'000'000);
+    CHECK_EQ(scope.calls_delayed(), 1U);
+    CHECK_EQ(scope.calls_failed(), 0U);
+  }
+  const FaultScope scope({.nth = 1, .delay_ns = 1000});
+  CHECK_EQ(ask(), cu::kUnknown);
+  CHECK_EQ(scope.calls_delayed(), 1U);
+}
+
+TEST(a_lost_context_fails_until_it_is_released) {
+  for (const cu::Status status : {cu::kIllegalAddress, cu::kLaunchFailed, cu::kEccUncorrectable}) {
+    const int lost = emu::add_device(emu::Spec::parse(kSmall));
+    const int other = emu::add_device(emu::Spec::parse(kSmall));
+    const auto& table = wrapped();
+    cu::Context contexts[2] = {};
+    CHECK_EQ(table.primary_ctx_retain(&contexts[0], lost), 0);
+    CHECK_EQ(table.primary_ctx_retain(&contexts[0], lost), 0);
+    CHECK_EQ(table.primary_ctx_retain(&contexts[1], other), 0);
+    {
+      const FaultScope scope({.nth = 2, .status = status, .sticky = true});
+      CHECK_EQ(ask(), 0);  // not about a context: neither counted nor failed
+      CHECK_EQ(table.ctx_push_current(contexts[0]), 0);
+      CHECK_EQ(table.ctx_synchronize(), 0);
+      CHECK_EQ(table.ctx_synchronize(), status);
+      cu::Stream stream = nullptr;
+      CHECK_EQ(table.stream_create(&stream, 0), status);
+      CHECK_EQ(table.ctx_synchronize(), status);
+      CHECK_EQ(ask(), 0);
+      // Another context goes on.
+      CHECK_EQ(table.ctx_push_current(contexts[1]), 0);
+      CHECK_EQ(table.ctx_synchronize(), 0);
+      CHECK_EQ(table.ctx_pop_current(&contexts[1]), 0);
+      CHECK_EQ(table.ctx_synchronize(), status);
+      CHECK_EQ(table.ctx_pop_current(&contexts[0]), 0);
+      // Not the last holder, then the last one.
+      CHECK_EQ(table.primary_ctx_release(lost), 0);
+      CHECK_EQ(table.ctx_push_current(contexts[0]), 0);
+      CHECK_EQ(table.ctx_synchronize(), status);
+      CHECK_EQ(table.ctx_pop_current(&contexts[0]), 0);
+      CHECK_EQ(table.primary_ctx_release(lost), 0);
+      CHECK_EQ(table.primary_ctx_retain(&contexts[0], lost), 0);
+      CHECK_EQ(table.ctx_push_current(contexts[0]), 0);
+      CHECK_EQ(table.ctx_synchronize(), 0);
+      CHECK_EQ(table.ctx_pop_current(&contexts[0]), 0);
+    }
+    CHECK_EQ(table.primary_ctx_release(lost), 0);
+    CHECK_EQ(table.primary_ctx_release(other), 0);
+    emu::remove_device(lost);
+    emu::remove_device(other);
+  }
+}
+
+TEST(a_reset_ends_the_loss) {
+  const int ordinal = emu::add_device(emu::Spec::parse(kSmall));
+  const auto& table = wrapped();
+  cu::Context context = nullptr;
+  CHECK_EQ(table.primary_ctx_retain(&context, ordinal), 0);
+  {
+    const FaultScope scope({.nth = 1, .status = cu::kLaunchFailed, .sticky = true});
+    CHECK_EQ(table.ctx_push_current(context), 0);
+    CHECK_EQ(table.ctx_synchronize(), cu::kLaunchFailed);
+    CHECK_EQ(table.primary_ctx_reset(ordinal), 0);
+    CHECK(table.ctx_synchronize() != cu::kLaunchFailed);
+    table.ctx_pop_current(&context);
+  }
+  table.primary_ctx_release(ordinal);
+  emu::remove_device(ordinal);
+}
+
+TEST(plans_that_make_no_sense_are_refused) {
+  const auto refuses = [](FaultScope::Plan plan, const char* why) {
+    CHECK_THROWS(FaultScope{plan}, UsageError, why);
+  };
+  refuses({.nth = 1, .status = 0}, "other than 0");
+  refuses({.probability = 1.5}, "between 0 and 1");
+  refuses({.nth = 1, .delay_ns = -1}, "0 ns or more");
+  refuses({.nth = 1, .status = cu::kUnknown, .sticky = true}, "not sticky");
+  refuses({.nth = 1, .only = Call::mem_map, .status = cu::kLaunchFailed, .sticky = true},
+          "mem_map");
 }
