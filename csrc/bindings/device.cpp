@@ -43,9 +43,11 @@ std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options
   if (ordinal >= count) {
     throw not_found("device " + text + ": this machine has " + std::to_string(count) + " GPU(s)");
   }
+  cu::Device device = 0;
+  cu::check(loaded.table.device_get(&device, ordinal), cu::Call::device_get);
   auto object = std::make_shared<DeviceObject>();
   object->device =
-      std::make_shared<Device>(std::make_shared<Driver>(loaded.table, ordinal), std::move(options));
+      std::make_shared<Device>(std::make_shared<Driver>(loaded.table, device), std::move(options));
   object->spec = text;
   object->kind = "cuda";
   object->driver_version = loaded.driver_version;
@@ -99,9 +101,13 @@ py::dict calibrate(DeviceObject& self, Bytes bytes) {
 }
 
 py::list tenants(const std::shared_ptr<DeviceObject>& self) {
+  std::vector<std::shared_ptr<Tenant>> found;
+  {
+    const py::gil_scoped_release release;
+    found = self->device->tenants();
+  }
   py::list result;
-  for (const auto& tenant : self->device->tenants())
-    result.append(py::cast(TenantObject{self, tenant}));
+  for (const auto& tenant : found) result.append(py::cast(TenantObject{self, tenant}));
   return result;
 }
 

@@ -69,10 +69,13 @@ py::buffer_info buffer(SpanObject& self) {
 }
 
 py::list regions(const TenantObject& self) {
-  py::list result;
-  for (const auto& region : self.owner->device->place(self.tenant).regions) {
-    result.append(py::cast(RegionObject{self.owner, region}));
+  std::vector<std::shared_ptr<Region>> found;
+  {
+    const py::gil_scoped_release release;
+    found = self.owner->device->place(self.tenant).regions;
   }
+  py::list result;
+  for (const auto& region : found) result.append(py::cast(RegionObject{self.owner, region}));
   return result;
 }
 

@@ -5,7 +5,10 @@
 namespace weave::bindings {
 
 py::dict stats(const DeviceObject& self) {
-  const auto stats = self.device->stats();
+  const auto stats = [&] {
+    const py::gil_scoped_release release;
+    return self.device->stats();
+  }();
   py::dict result;
   result["blocks_created"] = stats.blocks_created;
   result["blocks_free"] = stats.blocks_free;

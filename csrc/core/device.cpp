@@ -48,6 +48,11 @@ Device::Device(DriverRef driver, Options options)
     throw UsageError("the device has " + megabytes(usable) +
                      " for tenants, less than one block of " + megabytes(block_bytes_));
   }
+  if (options.host_pool != nullptr &&
+      options.host_pool->context()->driver().table.mem_host_register !=
+          driver_->table.mem_host_register) {
+    throw UsageError("a host pool can be shared only by devices of one driver");
+  }
   host_pool_ = options.host_pool != nullptr
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
@@ -255,7 +260,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     ins.push_back({region, before + index});
   }
   try {
-    transfer(make_room(*tenant, blocks), ins, nullptr, tenant.get(), 60.0);
+    bring_in(ins, nullptr, *tenant, 60.0);
   } catch (...) {
     // A roll-back that could not finish still names the new slots; they hold nothing yet.
     if (!is_unfinished(*tenant)) {
@@ -302,8 +307,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   std::optional<ContextScope> scope;
   try {
     scope.emplace(*context_);
-    // Its last kernels must not run into an unmapped range.
-    if (tenant->running) drain_->wait(60.0);
+    // Its last kernels must not run into an unmapped range, also those of a phase that has ended.
+    if (tenant->slots_on_device() > 0) drain_->wait(60.0);
   } catch (const std::exception&) {
     // A lost context or a stuck kernel: closing goes on, nothing can be saved by waiting.
   }

@@ -98,6 +98,8 @@ class Device {
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
   std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
+  SwitchReport bring_in(const std::vector<SlotRef>& ins, const std::shared_ptr<Tenant>& outgoing,
+                        Tenant& incoming, double drain_timeout_s);
   SwitchReport transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
                         const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming,
                         double drain_timeout_s);

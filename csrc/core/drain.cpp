@@ -1,55 +1,67 @@
 #include "core/drain.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 namespace weave {
 
-Drain::Drain(ContextRef context) : context_(std::move(context)), thread_([this] { serve(); }) {}
+Drain::Drain(ContextRef context)
+    : desk_(std::make_shared<Desk>(std::move(context))),
+      thread_([desk = desk_] { serve(*desk); }) {}
 
 Drain::~Drain() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
+  std::unique_lock lock(desk_->mutex);
+  desk_->stopping = true;
+  desk_->changed.notify_all();
+  const bool stopped =
+      desk_->changed.wait_for(lock, std::chrono::seconds(10), [&] { return desk_->stopped; });
+  lock.unlock();
+  if (stopped) {
+    thread_.join();
+  } else {
+    thread_.detach();
   }
-  changed_.notify_all();
-  thread_.join();
 }
 
 void Drain::wait(double timeout_s) {
-  std::unique_lock lock(mutex_);
-  const std::uint64_t mine = ++asked_;
-  changed_.notify_all();
-  if (!changed_.wait_for(lock, std::chrono::duration<double>(timeout_s),
-                         [&] { return answered_ >= mine; })) {
+  Desk& desk = *desk_;
+  std::unique_lock lock(desk.mutex);
+  const std::uint64_t mine = ++desk.asked;
+  desk.changed.notify_all();
+  // Thirty years are for ever, and no deadline overflows.
+  const std::chrono::duration<double> patience(std::clamp(timeout_s, 0.0, 1e9));
+  if (!desk.changed.wait_for(lock, patience, [&] { return desk.answered >= mine; })) {
     throw Refusal(Refusal::Kind::drain_timeout, "work on the device did not finish within " +
                                                     std::to_string(timeout_s) +
                                                     " s; nothing was moved");
   }
-  cu::check(status_, failed_call_);
+  cu::check(desk.status, desk.failed_call);
 }
 
-void Drain::serve() {
-  std::unique_lock lock(mutex_);
+void Drain::serve(Desk& desk) {
+  std::unique_lock lock(desk.mutex);
   while (true) {
-    changed_.wait(lock, [&] { return stopping_ || answered_ < asked_; });
-    if (stopping_) return;
-    const std::uint64_t serving = asked_;
+    desk.changed.wait(lock, [&] { return desk.stopping || desk.answered < desk.asked; });
+    if (desk.stopping) break;
+    const std::uint64_t serving = desk.asked;
     lock.unlock();
     cu::Status status = cu::kSuccess;
     cu::Call call = cu::Call::ctx_synchronize;
     try {
-      const ContextScope scope(*context_);
-      status = context_->driver().table.ctx_synchronize();
+      const ContextScope scope(*desk.context);
+      status = desk.context->driver().table.ctx_synchronize();
     } catch (const DriverError& error) {
       status = error.code;
       call = error.call;
     }
     lock.lock();
-    status_ = status;
-    failed_call_ = call;
-    answered_ = serving;
-    changed_.notify_all();
+    desk.status = status;
+    desk.failed_call = call;
+    desk.answered = serving;
+    desk.changed.notify_all();
   }
+  desk.stopped = true;
+  desk.changed.notify_all();
 }
 
 }  // namespace weave

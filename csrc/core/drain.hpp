@@ -4,6 +4,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -14,6 +15,8 @@ namespace weave {
 class Drain {
  public:
   explicit Drain(ContextRef context);
+  // Waits a moment for a drain in progress, then leaves its thread behind: closing a device must
+  // not hang on a kernel that never ends.
   ~Drain();
   Drain(const Drain&) = delete;
   Drain& operator=(const Drain&) = delete;
@@ -22,16 +25,22 @@ class Drain {
   void wait(double timeout_s);
 
  private:
-  void serve();
+  // Shared with the thread, which may outlive this object.
+  struct Desk {
+    explicit Desk(ContextRef context_) : context(std::move(context_)) {}
+    const ContextRef context;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::uint64_t asked = 0;
+    std::uint64_t answered = 0;
+    cu::Status status = cu::kSuccess;
+    cu::Call failed_call = cu::Call::ctx_synchronize;
+    bool stopping = false;
+    bool stopped = false;
+  };
+  static void serve(Desk& desk);
 
-  ContextRef context_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::uint64_t asked_ = 0;
-  std::uint64_t answered_ = 0;
-  cu::Status status_ = cu::kSuccess;
-  cu::Call failed_call_ = cu::Call::ctx_synchronize;
-  bool stopping_ = false;
+  std::shared_ptr<Desk> desk_;
   std::thread thread_;
 };
 

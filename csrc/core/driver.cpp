@@ -1,17 +1,24 @@
 #include "core/driver.hpp"
 
+#include <algorithm>
+
 namespace weave {
 
 namespace {
 
-// A destroyed context has taken its streams, events and registrations with it.
-bool is_gone(cu::Status status) {
-  return status == cu::kContextIsDestroyed || status == cu::kInvalidHandle;
+// A destroyed context has taken its streams, events and registrations with it. Blocks, mappings and
+// reservations belong to no context: there the code only says what is current on this thread.
+bool is_gone(cu::Status status, cu::Call call) {
+  const bool of_context = call == cu::Call::stream_destroy || call == cu::Call::event_destroy ||
+                          call == cu::Call::mem_host_unregister;
+  return status == cu::kInvalidHandle || (of_context && status == cu::kContextIsDestroyed);
 }
 
-// Contexts of ours that this thread could not pop. The next scope on it pops them first, so that a
-// failed pop does not leave a trainer's thread on our device for longer than it must.
-thread_local int unpopped = 0;
+// Contexts of ours that this thread could not pop, by the table whose stack they are on. The next
+// scope of that table pops them first, so that a failed pop does not leave a trainer's thread on
+// our device for longer than it must.
+using Pop = decltype(cu::Table::ctx_pop_current);
+thread_local std::vector<Pop> unpopped;
 
 bool pop(const cu::Table& table) {
   cu::Context popped = nullptr;
@@ -33,7 +40,7 @@ Driver::~Driver() {
 void Driver::undo(cu::Call call, Undo undo) noexcept {
   const cu::Status status = undo(table);
   if (status == cu::kSuccess || status == cu::kDeinitialized) return;
-  if (is_gone(status)) return;
+  if (is_gone(status, call)) return;
   const std::lock_guard lock(mutex_);
   buried_.push_back({call, std::move(undo)});
 }
@@ -42,7 +49,7 @@ std::size_t Driver::retry_buried() noexcept {
   const std::lock_guard lock(mutex_);
   std::erase_if(buried_, [&](const Grave& grave) {
     const cu::Status status = grave.undo(table);
-    return status == cu::kSuccess || is_gone(status);
+    return status == cu::kSuccess || is_gone(status, grave.call);
   });
   return buried_.size();
 }
@@ -60,7 +67,11 @@ Context::~Context() {
 }
 
 ContextScope::ContextScope(const Context& context) : table_(context.driver().table) {
-  while (unpopped > 0 && pop(table_)) --unpopped;
+  for (auto one = std::ranges::find(unpopped, table_.ctx_pop_current); one != unpopped.end();
+       one = std::ranges::find(unpopped, table_.ctx_pop_current)) {
+    if (!pop(table_)) break;
+    unpopped.erase(one);
+  }
   cu::check(table_.ctx_push_current(context.raw()), cu::Call::ctx_push_current);
   if (table_.thread_exchange_capture_mode != nullptr) {
     mode_exchanged_ = table_.thread_exchange_capture_mode(&capture_mode_) == cu::kSuccess;
@@ -73,7 +84,7 @@ ContextScope::~ContextScope() {
       cu::report(status, cu::Call::thread_exchange_capture_mode);
     }
   }
-  if (!pop(table_)) ++unpopped;
+  if (!pop(table_)) unpopped.push_back(table_.ctx_pop_current);
 }
 
 }  // namespace weave

@@ -20,7 +20,11 @@ class Frames {
 
   int total() const { return total_; }
   int created() const { return static_cast<int>(frames_.size()); }
-  int available() const { return static_cast<int>(free_.size()) + total_ - created(); }
+  int available() const {
+    return static_cast<int>(free_.size()) + (may_create_ ? total_ - created() : 0);
+  }
+  // While false, only frames that exist count as available: the driver has no memory for more.
+  void allow_creating(bool allowed) { may_create_ = allowed; }
   Bytes block_bytes() const { return block_bytes_; }
   cu::DevicePtr home(FrameId frame) const {
     return reservation_->address() + static_cast<Bytes>(frame) * block_bytes_;
@@ -38,6 +42,7 @@ class Frames {
   Bytes block_bytes_;
   int total_;
   bool gpu_direct_;
+  bool may_create_ = true;
   std::shared_ptr<Reservation> reservation_;
   std::vector<Frame> frames_;
   std::vector<FrameId> free_;

@@ -31,6 +31,10 @@ struct SwitchReport {
   std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
 };
 
+inline double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
+  return static_cast<double>(end_ns - begin_ns) / 1e9;
+}
+
 // The shortest time in which the link can move these bytes: both directions at their duplex rates
 // until the shorter is done, then the rest one way.
 double limit_seconds(const LinkRates& rates, Bytes out, Bytes in);

@@ -48,7 +48,8 @@ std::map<std::string, std::vector<std::byte>> Device::rescue(
   bool readable = attempt([&] { scope.emplace(*context_); });
   if (readable) {
     retry_unfinished();
-    if (tenant->running) readable = attempt([&] { drain_->wait(60.0); });
+    // Also after a release: the last kernels of its phase may still be running.
+    if (tenant->slots_on_device() > 0) readable = attempt([&] { drain_->wait(60.0); });
   }
   readable = readable && !is_unfinished(*tenant);
   for (const auto& region : tenant->regions) {

@@ -6,14 +6,6 @@
 
 namespace weave {
 
-namespace {
-
-double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
-  return static_cast<double>(end_ns - begin_ns) / 1e9;
-}
-
-}  // namespace
-
 // Victims for `frames_needed` frames; throws what the caller shows when idle tenants cannot give
 // it.
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
@@ -72,18 +64,44 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
     return report;
   }
   const bool outgoing_ran = outgoing != nullptr && outgoing->running;
-  if (outgoing_ran) stop(*outgoing);
+  auto report = bring_in(missing_slots(*incoming), outgoing_ran ? outgoing : nullptr, *incoming,
+                         drain_timeout_s);
+  start(*incoming);
+  ++stats_.switches;
+  return report;
+}
+
+// Make room for `ins` and move. The driver may have less memory than when the device was opened
+// (torch took it since): then once more, with the frames that exist.
+SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
+                              const std::shared_ptr<Tenant>& outgoing, Tenant& incoming,
+                              double drain_timeout_s) {
+  const auto frames_needed = static_cast<std::size_t>(
+      std::ranges::count_if(ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
+  const auto once = [&] {
+    if (outgoing != nullptr) stop(*outgoing);
+    try {
+      return transfer(make_room(incoming, frames_needed), ins, outgoing, &incoming,
+                      drain_timeout_s);
+    } catch (const Refusal&) {
+      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+      throw;
+    }
+  };
   try {
-    const auto ins = missing_slots(*incoming);
-    const auto without_frame = static_cast<std::size_t>(
-        std::ranges::count_if(ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
-    auto report = transfer(make_room(*incoming, without_frame), ins,
-                           outgoing_ran ? outgoing : nullptr, incoming.get(), drain_timeout_s);
-    start(*incoming);
-    ++stats_.switches;
-    return report;
-  } catch (const Refusal&) {
-    if (outgoing_ran) outgoing->running = true;  // nothing was moved
+    return once();
+  } catch (const OutOfMemory&) {
+    struct Existing {
+      Frames& frames;
+      explicit Existing(Frames& of) : frames(of) { frames.allow_creating(false); }
+      ~Existing() { frames.allow_creating(true); }
+    } const only(*frames_);
+    if (incoming.failed || static_cast<int>(frames_needed) <= frames_->available()) throw;
+    try {
+      return once();
+    } catch (const Refusal&) {
+      // Idle tenants cannot give enough either: the driver's word is the reason.
+    }
     throw;
   }
 }

@@ -8,24 +8,6 @@ namespace weave {
 
 namespace {
 
-double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
-  return static_cast<double>(end_ns - begin_ns) / 1e9;
-}
-
-// Access for every run of adjacent mappings, in as few calls as their addresses allow.
-void set_access_all(const Driver& driver, std::vector<const Mapping*> mappings) {
-  std::ranges::sort(mappings, {}, &Mapping::address);
-  for (std::size_t begin = 0; begin < mappings.size();) {
-    std::size_t end = begin + 1;
-    Bytes bytes = mappings[begin]->bytes();
-    while (end < mappings.size() && mappings[end]->continues(*mappings[begin], bytes)) {
-      bytes += mappings[end++]->bytes();
-    }
-    set_access(driver, mappings[begin]->address(), bytes);
-    begin = end;
-  }
-}
-
 Mapping map_slot(const Frames& frames, const SlotRef& ref, FrameId frame) {
   return {ref.region->reservation, frames.block(frame),
           static_cast<Bytes>(ref.slot) * frames.block_bytes()};
@@ -74,7 +56,7 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   for (const auto& in : ins_) bytes_in += in.copies ? block_bytes_ : 0;
 
   const std::int64_t started = now();
-  unmap_outs(tools);
+  unmap_outs();
   assign_frames(tools);
   const std::int64_t unmapped = now();
   copy(tools, CopyEngine::chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
@@ -91,7 +73,7 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   commit(tools, report);
 }
 
-void Transaction::unmap_outs(const Tools&) {
+void Transaction::unmap_outs() {
   std::vector<Mapping*> mappings;
   for (const auto& out : outs_) {
     if (out.ref.get().mapping) mappings.push_back(&out.ref.get().mapping);
@@ -171,12 +153,12 @@ void Transaction::note_progress(const CopyEngine::Progress& progress, Bytes chun
 }
 
 void Transaction::map_ins(const Tools& tools) {
-  std::vector<const Mapping*> mapped;
+  std::vector<Mapping*> mapped;
   for (auto& in : ins_) {
     in.mapping = map_slot(tools.frames, in.ref, in.frame);
     mapped.push_back(&in.mapping);
   }
-  set_access_all(tools.driver, std::move(mapped));
+  Mapping::set_access_all(tools.driver, mapped);
 }
 
 void Transaction::commit(const Tools& tools, SwitchReport& report) noexcept {
@@ -262,9 +244,9 @@ void Transaction::restore(const Tools& tools) {
     if (out.ref.get().mapping) continue;
     mappings.emplace_back(&out.ref.get(), map_slot(tools.frames, out.ref, out.frame));
   }
-  std::vector<const Mapping*> mapped;
-  for (const auto& [slot, mapping] : mappings) mapped.push_back(&mapping);
-  set_access_all(tools.driver, std::move(mapped));
+  std::vector<Mapping*> mapped;
+  for (auto& [slot, mapping] : mappings) mapped.push_back(&mapping);
+  Mapping::set_access_all(tools.driver, mapped);
   for (auto& [slot, mapping] : mappings) slot->mapping = std::move(mapping);
 }
 

@@ -66,7 +66,7 @@ class Transaction {
     Mapping mapping = {};    // moves into the slot on commit
   };
 
-  void unmap_outs(const Tools& tools);
+  void unmap_outs();
   void assign_frames(const Tools& tools);
   void copy(const Tools& tools, Bytes chunk);
   void note_progress(const CopyEngine::Progress& progress, Bytes chunk);

@@ -62,22 +62,41 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
   return *this;
 }
 
-void Mapping::unmap_all(std::span<Mapping* const> mappings) {
+namespace {
+
+// Calls act(run, bytes) for each run of mappings that lie side by side in one reservation.
+template <class Action>
+void for_each_run(std::span<Mapping* const> mappings, Action act) {
   std::vector<Mapping*> ordered(mappings.begin(), mappings.end());
-  std::ranges::sort(ordered, {}, &Mapping::address_);
+  std::ranges::sort(ordered, {}, &Mapping::address);
   for (std::size_t begin = 0; begin < ordered.size();) {
-    std::size_t end = begin + 1;
-    Bytes bytes = ordered[begin]->bytes();
-    while (end < ordered.size() && ordered[end]->continues(*ordered[begin], bytes)) {
+    std::size_t end = begin;
+    Bytes bytes = 0;
+    do {
       bytes += ordered[end++]->bytes();
-    }
-    const auto& table = ordered[begin]->reservation_->driver()->table;
-    cu::check(table.mem_unmap(ordered[begin]->address_, bytes), cu::Call::mem_unmap, bytes);
-    for (; begin < end; ++begin) {
-      ordered[begin]->block_.reset();
-      ordered[begin]->reservation_.reset();
-    }
+    } while (end < ordered.size() && ordered[end]->continues(*ordered[begin], bytes));
+    act(std::span(ordered).subspan(begin, end - begin), bytes);
+    begin = end;
   }
+}
+
+}  // namespace
+
+void Mapping::unmap_all(std::span<Mapping* const> mappings) {
+  for_each_run(mappings, [](std::span<Mapping* const> run, Bytes bytes) {
+    const auto& table = run.front()->reservation_->driver()->table;
+    cu::check(table.mem_unmap(run.front()->address_, bytes), cu::Call::mem_unmap, bytes);
+    for (Mapping* mapping : run) {
+      mapping->block_.reset();
+      mapping->reservation_.reset();
+    }
+  });
+}
+
+void Mapping::set_access_all(const Driver& driver, std::span<Mapping* const> mappings) {
+  for_each_run(mappings, [&](std::span<Mapping* const> run, Bytes bytes) {
+    set_access(driver, run.front()->address_, bytes);
+  });
 }
 
 void set_access(const Driver& driver, cu::DevicePtr address, Bytes bytes) {

@@ -64,6 +64,8 @@ class Mapping {
   // Unmap several in as few driver calls as their addresses allow (adjacent ones together). Throws
   // DriverError; what was unmapped by then is empty, the rest is untouched.
   static void unmap_all(std::span<Mapping* const> mappings);
+  // Give the device read and write access to all of them, likewise.
+  static void set_access_all(const Driver& driver, std::span<Mapping* const> mappings);
 
  private:
   void drop() noexcept;
