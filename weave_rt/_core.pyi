@@ -48,6 +48,10 @@ def cuda_driver() -> dict[str, object]:
     """What the CUDA driver library says: available (bool), library, driver_version, reason,
     missing, and devices: a list of {ordinal, name, uuid, total_bytes}. Never raises."""
 
+def host_bytes_available() -> int:
+    """What this process may still take: MemAvailable and the headroom of its cgroups, page cache
+    that the kernel would give back counted as free. A host pool grows up to this."""
+
 @final
 class HostPool:
     """Pinned host memory. Made by Device.open; share one between the devices of a process."""

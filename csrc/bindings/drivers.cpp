@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings/bind.hpp"
+#include "core/host_memory.hpp"
 #include "driver/faults.hpp"
 #include "driver/load.hpp"
 #include "emu/emulator.hpp"
@@ -187,6 +188,7 @@ void bind_drivers(py::module_& module) {
   module.def("call_counts", &call_counts, py::arg("kind"));
   module.def("parse_emulated", &parse_emulated, py::arg("spec"));
   module.def("cuda_driver", &cuda_driver);
+  module.def("host_bytes_available", &host_bytes_available);
 }
 
 }  // namespace weave::bindings

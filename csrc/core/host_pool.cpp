@@ -6,32 +6,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <limits>
 #include <utility>
+
+#include "core/host_memory.hpp"
 
 namespace weave {
 
 namespace {
 
 constexpr Bytes kPieceMax = Bytes{1} << 30;
-
-// One number from a file of the kernel; `none` where the file is absent or says "max".
-Bytes read_number(const char* path, Bytes none) {
-  std::ifstream file(path);
-  Bytes value = 0;
-  return file >> value ? value : none;
-}
-
-Bytes cgroup_headroom() {
-  constexpr Bytes kNone = std::numeric_limits<Bytes>::max();
-  const Bytes limit = std::min(read_number("/sys/fs/cgroup/memory.max", kNone),
-                               read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", kNone));
-  if (limit == kNone) return kNone;
-  const Bytes used = std::max(read_number("/sys/fs/cgroup/memory.current", 0),
-                              read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", 0));
-  return limit > used ? limit - used : 0;
-}
 
 Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
   Refusal refusal(Refusal::Kind::host_memory, why + ": " + std::to_string(needed) +
@@ -43,18 +26,6 @@ Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
 }
 
 }  // namespace
-
-Bytes host_bytes_available() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  Bytes value = 0;
-  std::string unit;
-  Bytes available = std::numeric_limits<Bytes>::max();
-  while (file >> key >> value && std::getline(file, unit)) {
-    if (key == "MemAvailable:") available = value * 1024;
-  }
-  return std::min(available, cgroup_headroom());
-}
 
 // A memfd, mapped and registered; whoever fails half-way lets the members die.
 class HostPool::Piece {

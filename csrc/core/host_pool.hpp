@@ -70,7 +70,4 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   Bytes used_ = 0;
 };
 
-// What this process may still take: MemAvailable, and the headroom of its cgroup (v1 or v2).
-Bytes host_bytes_available();
-
 }  // namespace weave

@@ -47,7 +47,7 @@ def examine(device_spec: str) -> dict[str, Any]:
         "system": {"kernel": platform.release(), "machine": platform.machine()},
         "cuda": dict(_core.cuda_driver()),
         "devices": [_device(record)],
-        "limits": host_limits(),
+        "limits": {**host_limits(), "pinnable_bytes": _core.host_bytes_available()},
         "notes": [str(warning.message) for warning in caught],
     }
 

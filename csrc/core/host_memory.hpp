@@ -1,0 +1,18 @@
+// core/host_memory.hpp: how much memory this process may still take. Reads files of the kernel.
+#pragma once
+
+#include <string>
+
+#include "core/types.hpp"
+
+namespace weave {
+
+// The smaller of MemAvailable and the headroom of every cgroup above this process (v1 or v2), page
+// cache that the kernel would give back counted as free.
+Bytes host_bytes_available();
+
+// The headroom alone. `own` names the process's groups like /proc/self/cgroup, `root` is where the
+// hierarchy is mounted. The largest number where there is no limit.
+Bytes cgroup_headroom(const std::string& own, const std::string& root);
+
+}  // namespace weave
