@@ -1,8 +1,9 @@
 """Refusing to run a managed module or optimizer while its memory may belong to another job.
 
 Called by `adapters.torch`, in the thread that runs the job's phases. The hooks are there only
-while the tenant is not resident, so a running phase pays nothing; the work at each change is three
-dictionary entries per module: before forward, before load_state_dict, and instead of copying.
+while the tenant is not resident, so a running phase pays nothing; the work at each change is four
+dictionary entries per module: before forward, before state_dict and load_state_dict, and instead of
+copying.
 """
 
 from __future__ import annotations
@@ -68,17 +69,26 @@ class Guard:
             self._guarded = list(seen.values())
             for module in self._guarded:
                 module.__dict__.setdefault("__deepcopy__", self._weights)
-                for hooks in (module._forward_pre_hooks, module._load_state_dict_pre_hooks):
+                for hooks in self._hooks_of(module):
                     hooks[self._key] = self._weights
                     if isinstance(hooks, OrderedDict):
                         hooks.move_to_end(self._key, last=False)  # before the user's own
             self._handles = [o.register_step_pre_hook(self._optimizer) for o in optimizers]
+            self._handles += [o.register_state_dict_pre_hook(self._optimizer) for o in optimizers]
         else:
             for module in self._guarded:
                 if module.__dict__.get("__deepcopy__") is self._weights:
                     del module.__dict__["__deepcopy__"]
-                module._forward_pre_hooks.pop(self._key, None)
-                module._load_state_dict_pre_hooks.pop(self._key, None)
+                for hooks in self._hooks_of(module):
+                    hooks.pop(self._key, None)
             for handle in self._handles:
                 handle.remove()
             self._guarded, self._handles = [], []
+
+    @staticmethod
+    def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
+        return (
+            module._forward_pre_hooks,
+            module._state_dict_pre_hooks,
+            module._load_state_dict_pre_hooks,
+        )
