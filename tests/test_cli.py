@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import types
@@ -11,6 +12,7 @@ import types
 import pytest
 
 from weave_scheduler import cli
+from weave_scheduler.doctor import doctor_tables
 
 TINY = """
 version: 1
@@ -90,6 +92,16 @@ def test_a_mistake_in_the_spec_is_named_with_its_line(spec):
         ("emulated:h20?scale=", "emulated:h20?weight=3&scale=", ":4: devices.rollout.0: "),
         ("emulated:h800?scale=65536&speed=1000", "cuda:77", ":5: devices.train.0: "),
         ("emulated:h800?scale=65536", "emulated:h800?scale=4096", "give all devices the same"),
+        (
+            "train: [",
+            "# [",
+            ":3: devices.train: is missing, so auto was used; train device 0 has scale",
+        ),
+        (
+            "rollout: [",
+            "# [",
+            ":3: devices.rollout: is missing, so auto was used; train device 0 has",
+        ),
         ("weights: 1GB", "weights: 97GB", ":7: jobs.0.state.rollout: needs 97"),
         ("train: 1s", "train: 1", ":8: jobs.0.phases.train: "),
         ("iterations: 2", "iterations: 2, arrival: 1s", "not supported by this version"),
@@ -134,6 +146,82 @@ def test_a_run_prints_tables_or_json(spec):
 def test_an_out_folder_that_cannot_be_used_is_one_line(spec):
     assert "is a file; give a folder" in refused(weave("run", spec, "--out", spec))
     assert "cannot be used" in refused(weave("run", spec, "--out", "/proc/out"))
+    assert "--out is empty" in refused(weave("run", spec, "--out", ""))
+
+
+def test_a_run_that_keeps_nothing_says_how_to_keep_it(spec, tmp_path):
+    last = "nothing kept; --out DIR writes summary.json, timeline.json and report.html"
+    assert weave("run", spec).stdout.splitlines()[-1] == last
+    assert last not in weave("run", spec, "--out", tmp_path / "out").stdout
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [("gone/x.json", "make the folder"), ("", "is a folder"), ("file/x.json", "nothing can be")],
+)
+def test_the_target_of_a_benchmark_is_checked_before_it_runs(tmp_path, monkeypatch, out, says):
+    (tmp_path / "file").touch()
+    assert says in refused(weave("bench", "switch", "--out", tmp_path / out))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run"], ["run", "--json"]])
+def test_a_full_disk_behind_stdout_is_one_line(spec, arguments):
+    more = [spec] if arguments[0] == "run" else []
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "weave_scheduler", *arguments, *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if "stdout" in line or "rror" in line]
+    assert said == [
+        "weave: stdout cannot be written: No space left on device;"
+        " make room or send the output elsewhere"
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run"]])
+def test_a_reader_that_left_is_no_error(spec, arguments):
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    more = [spec] if arguments[0] == "run" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "weave_scheduler", *arguments, *more],
+        stdout=write_fd, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(write_fd)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert "rror" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_outside_a_run_is_one_line(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    module = types.ModuleType("weave_rt.benchmarks.switch")
+    module.run = interrupted
+    monkeypatch.setitem(sys.modules, "weave_rt.benchmarks.switch", module)
+    monkeypatch.setattr("weave_scheduler.session.load_spec", interrupted)
+    for arguments in (["bench", "switch"], ["run", "x.yaml"]):
+        assert cli._code_of(arguments) == 130
+        assert capsys.readouterr().err == "weave: interrupted\n"
+
+
+def test_the_doctor_speaks_plainly():
+    device = {"spec": "emulated:h20", "driver": 0, "host_limited": False, "capacity_bytes": 10**9}
+    record = {
+        "versions": {},
+        "cuda": {"available": False, "reason": "cannot open libcuda.so.1: libcuda.so.1: no file"},
+        "devices": [device],
+        "limits": {"pinnable_bytes": 2 * 10**9},
+    }
+    tables = {table.title: dict(table.rows) for table in doctor_tables(record)}
+    assert tables["CUDA driver"]["found"] == "no: cannot open libcuda.so.1: no file"
+    shown = {"spec": "emulated:h20", "host_limited": "no", "capacity": "1 GB"}
+    assert tables["Device emulated:h20"] == shown
+    assert tables["Host limits"] == {"pinnable memory": "2 GB"}
 
 
 def test_doctor_says_what_there_is():

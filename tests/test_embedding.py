@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from conftest import ROLLOUT, TRAIN
 
 import weave_rt
+from weave_rt import _core
 
 
 class Lm(torch.nn.Module):
@@ -31,7 +34,13 @@ class Lm(torch.nn.Module):
         return scores.gather(-1, tokens[:, 1:, None]).squeeze(-1)
 
 
-def train(job_id: str, seed: int, num_steps: int, config: dict[str, Any] | None) -> dict[str, Any]:
+def train(
+    job_id: str,
+    seed: int,
+    num_steps: int,
+    config: dict[str, Any] | None,
+    after_step: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
     """One job; returns its losses, its metrics and the policy, which must outlive it."""
     draw = torch.Generator().manual_seed(seed)
     losses, metrics = [], []
@@ -52,7 +61,7 @@ def train(job_id: str, seed: int, num_steps: int, config: dict[str, Any] | None)
         def update(seq: torch.Tensor, old: torch.Tensor, adv: torch.Tensor) -> float:
             ratio = (policy.logp(seq) - old).exp()
             loss = -torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
-            opt.zero_grad()
+            opt.zero_grad(set_to_none=True)
             loss.backward()
             opt.step()
             return float(loss.item())
@@ -72,6 +81,7 @@ def train(job_id: str, seed: int, num_steps: int, config: dict[str, Any] | None)
             with job.phase("weight_sync", step=step):
                 engine.load_state_dict(policy.state_dict())
             metrics.append(job.pop_metrics())
+            after_step()
         addresses = {p.data_ptr() for p in policy.parameters()}
     assert all(a is b for a, b in zip(before, policy.parameters(), strict=True))
     assert policy.head.weight is policy.embed.weight
@@ -102,17 +112,20 @@ def test_one_job_as_with_weave_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not same(off, train("a", seed=2, num_steps=4, config=None))  # the comparison can fail
 
 
+# one job fits on each of these, two do not
+TIGHT = {
+    "mode": "local",
+    "rollout_device": ROLLOUT.replace("2MiB", "224KiB"),
+    "train_device": TRAIN.replace("2MiB", "336KiB"),
+}
+
+
 def test_two_jobs_on_devices_too_small_for_both() -> None:
-    config = {
-        "mode": "local",
-        "rollout_device": ROLLOUT.replace("2MiB", "224KiB"),
-        "train_device": TRAIN.replace("2MiB", "336KiB"),
-    }
     alone = [train(f"job{seed}", seed, 4, {"mode": "off"}) for seed in range(2)]
-    outer = weave_rt.init("holder", config)  # keeps the devices open between the jobs
+    outer = weave_rt.init("holder", TIGHT)  # keeps the devices open between the jobs
 
     def run(seed: int) -> dict[str, Any]:
-        return train(f"job{seed}", seed, 4, config)
+        return train(f"job{seed}", seed, 4, TIGHT)
 
     with ThreadPoolExecutor(2) as pool:
         together = dict(enumerate(pool.map(run, range(2))))
@@ -120,3 +133,25 @@ def test_two_jobs_on_devices_too_small_for_both() -> None:
     assert all(same(alone[seed], together[seed]) for seed in range(2))
     moved = sum(m["weave/bytes_resumed"] for r in together.values() for m in r["metrics"])
     assert moved > 0
+
+
+def test_steady_state_of_two_trainers_creates_and_registers_nothing() -> None:
+    """Gradients that are new in each step and optimizer state that comes after the first one
+    find their place again; only copies and mappings are left."""
+    counts: list[dict[str, int]] = []
+    iteration = Barrier(2, action=lambda: counts.append(_core.call_counts("emulated")))
+    outer = weave_rt.init("holder", TIGHT)
+
+    def run(seed: int) -> dict[str, Any]:
+        return train(f"job{seed}", seed, 8, TIGHT, after_step=lambda: iteration.wait(timeout=60))
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, range(2)))
+    outer.close()
+    names = ("create", "release", "address_reserve", "address_free")
+    names = (*names, "host_register", "host_unregister")
+    steady = [{name: count[f"mem_{name}"] for name in names} for count in counts[1:]]
+    assert steady == [steady[0]] * 7
+    assert counts[-1]["mem_map"] > counts[1]["mem_map"]
+    for result in together:
+        assert all(m["weave/bytes_resumed"] > 0 for m in result["metrics"][2:])

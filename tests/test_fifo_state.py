@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weave_rt import FirstCome, Request
 from weave_scheduler.commands import Grant
 from weave_scheduler.events import JobJoined, JobLeft, PhaseCancelled, PhaseDone, PhaseRequested
+from weave_scheduler.policy import FifoPolicy
 from weave_scheduler.state import GroupState
 
 NODES = ("rollout:0", "rollout:1", "train:0")
@@ -106,19 +108,54 @@ def test_repeated_and_late_events_change_nothing(story, data):
         if not isinstance(event, JobJoined | JobLeft):  # a job may leave and come back
             past.append(event)
         for again in data.draw(st.lists(st.sampled_from(past), max_size=3)) if past else ():
-            late = isinstance(again, PhaseRequested) or again.serial in ended_in(repeated, past)
-            if late:
+            if not counts(repeated, again):
                 assert repeated.handle(again) == []
+        for ask in repeated.running:
+            assert repeated.handle(ask) == []
+            assert repeated.handle(PhaseCancelled(ask.serial)) == [], "withdrawn after the grant"
+        for ask in repeated.waiting:
+            assert repeated.handle(PhaseDone(ask.serial)) == [], "done before the grant"
         assert repeated.waiting == plain.waiting
         assert repeated.running == plain.running
         repeated.validate()
 
 
-def ended_in(state, past):
-    """Serials of past endings that are neither waiting nor running now."""
-    there = {ask.serial for ask in (*state.waiting, *state.running)}
-    asked = {event.serial for event in past if isinstance(event, PhaseRequested)}
-    return asked - there
+def counts(state, past_event):
+    """Whether an event of the past would be one now."""
+    match past_event:
+        case PhaseDone(serial):
+            return serial in {ask.serial for ask in state.running}
+        case PhaseCancelled(serial):
+            return serial in {ask.serial for ask in state.waiting}
+    return False
+
+
+@given(stories)
+@settings(max_examples=400)
+def test_grants_are_those_of_the_runtime_alone(story):
+    """`FirstCome` of weave_rt is a second form of the same rule. Both are told what the runtime
+    tells a policy: requests of joined jobs, and endings, late ones too, of what was requested."""
+    alone, scheduled = FirstCome(), FifoPolicy()
+    here, asked = set(), set()
+    for event in [*(JobJoined(job, NODES) for job in JOBS), *events_of(story)]:
+        match event:
+            case JobJoined(job, nodes) if job not in here:
+                here.add(job)
+                granted = [policy.joined(job, nodes) for policy in (alone, scheduled)]
+            case JobLeft(job) if job in here:
+                here.discard(job)
+                granted = [list(policy.left(job)) for policy in (alone, scheduled)]
+            case PhaseRequested(job, phase, nodes, serial) if job in here:
+                asked.add(serial)
+                request = Request(serial, job, phase, nodes)
+                granted = [list(policy.requested(request)) for policy in (alone, scheduled)]
+            case PhaseDone(serial) if serial in asked:
+                granted = [list(policy.released(serial)) for policy in (alone, scheduled)]
+            case PhaseCancelled(serial) if serial in asked:
+                granted = [list(policy.cancelled(serial)) for policy in (alone, scheduled)]
+            case _:
+                continue
+        assert granted[0] == granted[1], event
 
 
 @given(stories)

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from weave_rt.errors import UsageError
+from weave_scheduler.jobs import Setting, kind_of
 from weave_scheduler.jobs.grpo import GrpoConfig, GrpoResult, IterationRecord, run_grpo
+from weave_scheduler.spec import JobSpec
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("reasoning_gym")
@@ -260,6 +262,20 @@ def test_config_errors_are_one_line(changes: dict[str, Any], message: str) -> No
     with pytest.raises(UsageError) as caught:
         GrpoConfig.from_mapping(SMALL | changes)
     assert str(caught.value) == f"grpo config: {message}"
+
+
+def test_a_gpu_is_refused_before_the_run_in_one_line() -> None:
+    class Clock:
+        def now_ns(self) -> int:
+            return 0
+
+        def sleep_until_ns(self, deadline_ns: int) -> None: ...
+
+    job = JobSpec(name="a", kind="grpo", iterations=1, config={})
+    kind_of(job, Setting(Clock())).prepare(job)
+    with pytest.raises(UsageError, match=r"kind grpo .* emulated devices only") as caught:
+        kind_of(job, Setting(Clock(), readable=False)).prepare(job)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_key_is_named() -> None:

@@ -10,7 +10,7 @@ from weave_scheduler.compare import first_difference
 from weave_scheduler.conditions import conditions
 from weave_scheduler.outdir import OutDir, write_whole
 from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord, SliceRecord
-from weave_scheduler.report import report_page
+from weave_scheduler.report import Verdict, condition_lines, report_page, verdict
 from weave_scheduler.specfile import parse_spec
 from weave_scheduler.summary import Runs, learning, summarise
 from weave_scheduler.timeline import timeline
@@ -243,7 +243,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("mode", ["compare", "together", "solo"])
 def test_the_report_is_one_page_without_outside_parts(mode):
-    text = report_page(runs(mode), summary(mode), ["a <note>"])
+    text = report_page(runs(mode), summary(mode), [], ["a <note>"], "my.yaml")
     page = Page()
     page.feed(text)
     assert not page.open
@@ -254,6 +254,45 @@ def test_the_report_is_one_page_without_outside_parts(mode):
     assert "x=&lt;1&gt;" in text
     assert "prefers-color-scheme: dark" in text
     assert "<td>a</td>" in text
+    assert "<title>Weave run my.yaml: a, b, now</title>" in text
+    assert "[&#39;" not in text, "a Python list is shown"
+
+
+def test_the_verdict_is_the_first_thing_said():
+    assert verdict(summary()) == Verdict(
+        "1.33 times as fast together as one after the other;"
+        " every job identical to its run alone", False
+    )  # fmt: skip
+    assert verdict(summary("solo")) == Verdict("all jobs ran to their end", False)
+    stopped = summary() | {"interrupted": True}
+    assert verdict(stopped).text.startswith("interrupted before the end; ")
+    whole = summary()
+    whole["jobs"][1]["identical_to_solo"] = False
+    assert "different from the run alone: b" in verdict(whole).text
+    whole["jobs"][0]["error"] = "failed"
+    told = verdict(whole)
+    assert told.warns
+    assert told.text.startswith("failed: a; ")
+    assert 'class="verdict warn">failed: a; ' in report_page(runs(), whole, ["x"], [])
+
+
+def test_conditions_are_text():
+    lines = dict(condition_lines(conditions([device("rollout"), device("train")])))
+    assert lines["device, rollout"] == "emulated:h20?x=<1>"
+    assert lines["host too slow"] == "no"
+
+
+def test_a_report_folds_long_lists_of_switches_and_explains_them():
+    many = summary()
+    many["switches"] = [many["switches"][0] | {"efficiency": 1.25}] * 50
+    text = report_page(runs(), many, [], [])
+    folded = text.split("<details>")[1]
+    assert folded.count("<td>b</td>") == 30
+    assert "30 more" in folded
+    assert "noise of the host" in text
+    plain = report_page(runs(), summary(), [], [])
+    assert "<details>" not in plain
+    assert "noise of the host" not in plain
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

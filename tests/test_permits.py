@@ -110,6 +110,43 @@ def test_a_cancelled_coroutine_blocks_nobody(permits: Permits) -> None:
     asyncio.run(scenario())
 
 
+def test_withdrawing_takes_no_permit_from_who_is_past_its_wait(permits: Permits) -> None:
+    held = permits.request("b", "train", ["train:0"])
+    permits.request("a", "weight_sync", BOTH)
+    second = permits.request("a", "rollout", ["rollout:0"])
+    entered: list[bool] = []
+
+    def wake(told: object) -> None:  # a thread that is woken, and quick
+        try:
+            permits.wait(second, timeout_s=0.0)
+            entered.append(True)
+        except UsageError:
+            entered.append(False)
+
+    second.told.add_done_callback(wake)
+    permits.withdraw_waiting("a")
+    assert permits.waiting() == []
+    assert len(entered) == 1
+    behind = permits.request("b", "rollout", ["rollout:0"])
+    assert granted(permits, behind) == [not entered[0]]
+    permits.release(second)
+    assert granted(permits, behind) == [True]
+    permits.release(held)
+
+
+def test_withdrawing_lets_the_next_job_in(permits: Permits) -> None:
+    held = permits.request("a", "train", ["train:0"])
+    gone = [permits.request("b", "weight_sync", BOTH) for _ in range(3)]
+    behind = permits.request("c", "rollout", ["rollout:0"])
+    permits.withdraw_waiting("b")
+    permits.wait(behind, timeout_s=60)
+    for ticket in gone:
+        with pytest.raises(UsageError, match="closed while a phase waited"):
+            permits.wait(ticket, timeout_s=60)
+    assert permits.waiting() == []
+    permits.release(held)
+
+
 def test_mistakes_are_refused(permits: Permits) -> None:
     with pytest.raises(UsageError, match="another job_id"):
         permits.join("a", BOTH)

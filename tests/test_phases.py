@@ -334,7 +334,7 @@ def test_observer_sees_waits_switches_and_phases(open_checked: Callable[[str], D
     ]
     assert all(s.step == 7 and s.start_ns <= s.end_ns for s in seen)
     assert seen[1].report is not None
-    assert seen[1].report["in"] == "policy"
+    assert seen[1].report["in"] == "a/policy"
 
 
 def test_metrics_and_progress(join: Callable[..., Job]) -> None:

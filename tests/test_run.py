@@ -168,8 +168,13 @@ def test_a_job_that_raises_ends_alone(spec, breaking, tmp_path):
 
 
 def test_a_job_too_large_for_its_device_is_the_users_mistake(spec, breaking):
-    breaking(GrowthRefused("too large", bytes_needed=10, bytes_usable=5))
-    assert run_spec(spec, None, "together", Screen()).code == 2
+    breaking(GrowthRefused("too large", bytes_needed=9765625, bytes_usable=4882812))
+    outcome = run_spec(spec, None, "together", Screen())
+    assert outcome.code == 2
+    assert outcome.complaints == [
+        "job b failed in rollout of iteration 1: it needs 10 GB of device memory, but the device"
+        " has 5 GB for jobs; make the job smaller or the device larger"
+    ]
 
 
 def test_jobs_may_raise_anything(spec, breaking):

@@ -71,6 +71,7 @@ WRONG = [
     ("kv_cache: discard", "kv_cache: drop", "jobs.0.policy.kv_cache", "'discard'"),
     ("kv_cache: discard", "grads: discard", "jobs.0.policy.grads", "no such tag"),
     ("kind: synthetic", "kind: synthetical", "jobs.0.kind", "'synthetic'"),
+    ("kind: synthetic", "kind: 3", "jobs.0.kind", "3 is not known; allowed: 'grpo' or 'synthetic'"),
     ("kind: synthetic", "kind: command", "jobs.0.command", "is missing"),
     ("iterations: 3", "iterations: '3'", "jobs.0.iterations", "must be a whole number"),
     ("iterations: 3", "iterations: 0", "jobs.0.iterations", "allowed: 1 or more"),
@@ -190,7 +191,9 @@ def test_more_jobs_than_a_group_may_have_are_refused():
 
 def test_a_job_must_say_which_of_several_nodes_it_wants():
     text = SPEC.replace('"emulated:h20?scale=4096&speed=50"', "emulated:h20, emulated:h20")
-    with pytest.raises(SpecError, match=r"jobs\.0\.rollout: names no node of the 2"):
+    with pytest.raises(
+        SpecError, match=r"rollout: the rollout pool has 2 nodes .*write rollout: \[0\]"
+    ):
         check_runnable(parse_spec(text.replace(", count: 1", "")))
 
 

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from weave_rt import _core
 from weave_rt._core import Device, HostPool
 from weave_rt.errors import UsageError
 
-__all__ = ["POOLS", "Device", "HostPool", "open_device", "resolve_spec"]
+__all__ = ["POOLS", "Device", "HostPool", "open_beside", "open_device", "resolve_spec"]
 
 POOLS = ("train", "rollout")  # the fixed order in which a job that wants both takes them
 
@@ -23,6 +24,8 @@ def resolve_spec(spec: str = "auto", pool: str = "rollout") -> str:
     the training pool, where there are two), else an emulated device. Others are returned as is.
 
     Raises UsageError for an unknown pool."""
+    if not isinstance(spec, str):
+        raise UsageError(f"a device is a text like 'cuda:0', not {spec!r}")
     if pool not in POOLS:
         raise UsageError(f"pool {pool!r} is not one of rollout, train")
     if spec != "auto":
@@ -52,6 +55,9 @@ def open_device(
 
     Warns when the host cannot copy as fast as an emulated spec says. Raises UsageError,
     DeviceNotFound, DriverError."""
+    for name, value in (("host_budget_bytes", host_budget_bytes), ("usable_bytes", usable_bytes)):
+        if not isinstance(value, int) or not 0 <= value < 2**63:
+            raise UsageError(f"{name} is a number of bytes, 0 or more, not {value!r}")
     device = Device.open(resolve_spec(spec, pool), host_pool, host_budget_bytes, usable_bytes)
     if device.host_limited:
         warnings.warn(
@@ -61,3 +67,22 @@ def open_device(
             stacklevel=2,
         )
     return device
+
+
+def open_beside(
+    others: Sequence[Device], spec: str, *, pool: str = "rollout", host_budget_bytes: int = 0
+) -> Device:
+    """Open a device for use together with `others`, which are open in this process.
+
+    A GPU that is among them is returned as it is; emulated devices are always new ones. The host
+    pool is that of the others of the same kind, because one pool belongs to one driver; only the
+    first of a kind makes one, with `host_budget_bytes`. Raises like :func:`open_device`."""
+    resolved = resolve_spec(spec, pool)
+    kind = resolved.partition(":")[0]
+    alike = [other for other in others if other.kind == kind]
+    known = next((d for d in alike if kind == "cuda" and d.spec == resolved), None)
+    if known is not None:
+        return known
+    shared = alike[0].host_pool if alike else None
+    budget = 0 if shared is not None else host_budget_bytes
+    return open_device(resolved, pool=pool, host_pool=shared, host_budget_bytes=budget)

@@ -152,8 +152,8 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """End the job; managed tensors hold the same values in ordinary memory. Waits for phases
-        of other threads. Twice is fine. Raises UsageError inside a phase, TenantFailed when
-        bytes were lost."""
+        of other threads, however long they take. Twice is fine. Raises UsageError inside a phase
+        or beside one of this thread, TenantFailed when bytes were lost."""
 
 
 def init(job_id: str | None = None, config: Config | Mapping[str, Any] | None = None) -> Job:

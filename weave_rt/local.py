@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weave_rt._core import Device, SwitchReport
-from weave_rt.device import POOLS, open_device, resolve_spec
+from weave_rt.device import POOLS, open_beside
 from weave_rt.errors import UsageError
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.tenant import Tenant
@@ -114,7 +114,6 @@ class LocalRuntime:
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
-        self._runners: dict[str, tuple[str, list[Tenant]]] = {}
         self._jobs: set[str] = set()
         self._closed = False
 
@@ -162,8 +161,6 @@ class LocalRuntime:
         self.permits.leave(job)
         with self._lock:
             self._jobs.discard(job)
-            for name in [n for n, (runner, _) in self._runners.items() if runner == job]:
-                del self._runners[name]
 
     def request(self, job: str, phase: str, step: int | None, devices: Sequence[str]) -> Grant:
         """Queue for `devices`. Follow with `permits.wait` and :meth:`begin`."""
@@ -191,36 +188,20 @@ class LocalRuntime:
             raise
 
     def bring_in(self, grant: Grant, name: str, tenant: Tenant) -> None:
-        """Bring one tenant in, within a phase that holds the device `name`."""
-        with self._lock:
-            runner, last = self._runners.get(name, ("", []))
-            outgoing = last[0] if last and runner != grant.job else None
+        """Bring one tenant in, within a phase that holds the device `name`. Whoever ran there
+        before was released, so the core takes what it needs from any of them."""
         device = self._devices[name]
         start = device.now_ns()
         try:
-            report = self._switch(device, outgoing, tenant)
+            report = tenant.core.resume(self.drain_timeout_s)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
             raise
         finally:
             tenant.update_guards()
-        with self._lock:
-            if runner != grant.job:
-                self._runners[name] = (grant.job, [])
-            if tenant not in self._runners[name][1]:
-                self._runners[name][1].append(tenant)
         grant.tenants.append(tenant)
         grant.reports.append(report)
         self._observe(grant, "switch", start, device.now_ns(), (name,), dict(report.as_dict()))
-
-    def _switch(self, device: Device, outgoing: Tenant | None, tenant: Tenant) -> SwitchReport:
-        if outgoing is not None:
-            try:
-                return device.switch(outgoing.core, tenant.core, self.drain_timeout_s)
-            except UsageError:
-                if outgoing.state != "CLOSED":  # a job may close at any time, without a permit
-                    raise
-        return device.switch(None, tenant.core, self.drain_timeout_s)
 
     def end(self, grant: Grant, ok: bool = True) -> Exception | None:
         """The phase has ended: scan, release, pass the permit on. Never raises; returns what a
@@ -327,19 +308,13 @@ def leave_process_runtime(runtime: LocalRuntime) -> None:
 
 def _open(rollout: str, train: str) -> LocalRuntime:
     opened: list[Device] = []
-    gpus: dict[str, Device] = {}
     pools: dict[str, list[Device]] = {"rollout": [], "train": []}
     try:
         for pool, specs in (("rollout", rollout), ("train", train)):
             for spec in specs.split(","):
-                resolved = resolve_spec(spec.strip(), pool)
-                device = gpus.get(resolved)
-                if device is None:  # every opening of an emulated spec is a device of its own
-                    shared = opened[0].host_pool if opened else None
-                    device = open_device(resolved, host_pool=shared)
+                device = open_beside(opened, spec.strip(), pool=pool)
+                if device not in opened:
                     opened.append(device)
-                    if device.kind == "cuda":
-                        gpus[resolved] = device
                 pools[pool].append(device)
         return LocalRuntime(pools)
     except BaseException:

@@ -12,11 +12,11 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 from weave_rt.device import POOLS
-from weave_rt.errors import PermitTimeout, UsageError
+from weave_rt.errors import UsageError
 from weave_rt.job import Config, Job
 from weave_rt.local import Grant, LocalRuntime, leave_process_runtime, process_runtime, quietly
 from weave_rt.local_phase import Active, LocalPhase, enclosing
@@ -27,6 +27,8 @@ from weave_rt.versions import Versions
 __all__ = ["LocalJob"]
 
 log = logging.getLogger("weave_rt")
+
+PATIENCE_S = 30.0  # how long closing waits for phases of other threads before it says so
 
 
 class LocalJob(Job):
@@ -51,11 +53,13 @@ class LocalJob(Job):
         self.gate = Permits()
         self.gate.join(self.job_id, POOLS)
         self.versions = Versions(self)
+        self.entering: set[Active] = set()  # waiting for their permit, or in the switch
         self.actives: list[Active] = []
         self._tenants: dict[str, tuple[str, str, Tenant]] = {}  # name: pool, device, tenant
         self._ran: set[str] = set()
         self._metrics: defaultdict[str, float] = defaultdict(float)
         self._metrics_lock = Lock()
+        self._close_lock = Lock()
         self._closing = False
         self._closed = False
 
@@ -165,19 +169,33 @@ class LocalJob(Job):
     def close(self) -> None:
         if self._closed:
             return
-        if enclosing(self):
-            raise UsageError(f"job {self.job_id!r} is closed inside its own phase; leave it first")
-        self._closing = True
+        under_way = (*self.actives, *tuple(self.entering))
+        if enclosing(self) or any(active.thread == get_ident() for active in under_way):
+            raise UsageError(
+                f"job {self.job_id!r} is closed inside its own phase, or beside one of another "
+                "task of this thread, which cannot end meanwhile; leave it first"
+            )
+        with self._close_lock:
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
+        self._closing = True  # from here on no phase gets further than its request
         self.runtime.permits.withdraw_waiting(self.job_id)
         self.gate.withdraw_waiting(self.job_id)
+        last = self.gate.request(self.job_id, "close", POOLS)
         try:
-            last = self.gate.request(self.job_id, "close", POOLS)
-            self.gate.wait(last, self.runtime.drain_timeout_s)
-        except PermitTimeout:
-            log.error("job %s: a phase of another thread has not ended; closing", self.job_id)
-        problem: Exception | None = None
-        for _, _, tenant in self._tenants.values():
-            problem = quietly(tenant, tenant.close) or problem
+            if not self.gate.settled_within(last, PATIENCE_S):
+                running = ", ".join(a.result.name for a in self.actives) or "one that begins"
+                log.warning("job %s: closing waits for a phase to end: %s", self.job_id, running)
+            self.gate.wait(last)
+            tenants = [tenant for _, _, tenant in self._tenants.values()]
+            problems = [quietly(tenant, tenant.close) for tenant in tenants]
+        finally:
+            self.gate.release(last)
+        problem = next((p for p in problems if p is not None), None)
+        if problem is not None and any(tenant.state != "CLOSED" for tenant in tenants):
+            raise problem  # its tensors are still in place; the job can be closed again
         self._closed = True
         self.gate.close()
         self.runtime.leave(self.job_id)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from weave_rt.errors import PhaseNesting, UsageError
@@ -38,6 +39,7 @@ class Active:
     entered_ns: int = 0
     admitted: bool = False
     ended: bool = False
+    thread: int = field(default_factory=get_ident)
 
     @property
     def holding(self) -> bool:
@@ -76,6 +78,7 @@ class LocalPhase(Phase):
     def __enter__(self) -> PhaseResult:
         active = self._plan()
         try:
+            self.job.entering.add(active)
             self._hand_back(active)
             if active.pools:
                 self._take(active, self.timeout_s)
@@ -83,6 +86,7 @@ class LocalPhase(Phase):
                 self._check(active)
         except BaseException:
             self._give(active, ok=False)
+            self.job.entering.discard(active)
             self._retake(active)
             raise
         return self._push(active)
@@ -97,6 +101,7 @@ class LocalPhase(Phase):
     async def __aenter__(self) -> PhaseResult:
         active = self._plan()
         try:
+            self.job.entering.add(active)
             self._hand_back(active)
             if active.pools:
                 await self._take_async(active, self.timeout_s)
@@ -104,6 +109,7 @@ class LocalPhase(Phase):
                 self._check(active)
         except BaseException:
             self._give(active, ok=False)
+            self.job.entering.discard(active)
             await self._retake_async(active)
             raise
         return self._push(active)
@@ -123,10 +129,9 @@ class LocalPhase(Phase):
         around = enclosing(self.job)
         held = {pool for a in around if a.holding for pool in a.pools}
         active = Active(self, PhaseResult(self.name, self.step), ())
-        if set(self.needed) <= held:
-            return active
-        active.pools = self.needed
-        if held:
+        if not set(self.needed) <= held:
+            active.pools = self.needed
+        if active.pools and held:
             if self.nested != "switch":
                 inside = next(a.phase.name for a in reversed(around) if a.holding)
                 raise PhaseNesting(
@@ -182,6 +187,7 @@ class LocalPhase(Phase):
             job.versions.check(active)
         devices = job.devices_of(active.pools)
         active.grant = job.runtime.request(job.job_id, self.name, self.step, devices)
+        job.check_open()  # after the request: one that closes withdraws it, or is seen here
         return active.grant
 
     def _taken(self, active: Active, grant: Grant, start_ns: int) -> None:
@@ -204,6 +210,7 @@ class LocalPhase(Phase):
         active.admitted = True
         _stack.set((*_stack.get(), active))
         self.job.actives.append(active)
+        self.job.entering.discard(active)
         self.job.versions.entered(active)
         active.entered_ns = self.job.clock.now_ns()
         return active.result

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout  # not the built-in before 3.11
+from concurrent.futures import wait as wait_for_futures
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from weave_rt.errors import PermitTimeout, UsageError
@@ -141,10 +143,15 @@ class Permits:
 
     def withdraw_waiting(self, job: str) -> None:
         """End the waiting of all of the job's requests by UsageError; keep what it holds."""
+        gone: list[Ticket] = []
+        granted: list[Ticket] = []
         with self._lock:
-            gone = [t for t in self._waiting.values() if t.request.job == job]
-        for ticket in gone:
-            self.withdraw(ticket)
+            mine = [serial for serial, t in self._waiting.items() if t.request.job == job]
+            for serial in reversed(mine):  # the newest first, so that none makes way for another
+                if serial in self._waiting:
+                    gone.append(self._waiting.pop(serial))
+                    granted += self._apply(partial(self._policy.cancelled, serial))
+        self._tell(granted)
         self._fail(gone, UsageError(f"job {job!r} was closed while a phase waited"))
 
     def request(self, job: str, phase: str, devices: Sequence[str]) -> Ticket:
@@ -179,6 +186,11 @@ class Permits:
         except BaseException:
             self.withdraw(ticket)
             raise
+
+    def settled_within(self, ticket: Ticket, seconds: float) -> bool:
+        """Whether the ticket is granted, or refused, before `seconds` have passed. It goes on
+        waiting if not."""
+        return bool(wait_for_futures([ticket.told], seconds).done)
 
     async def wait_async(self, ticket: Ticket, timeout_s: float | None = None) -> None:
         """The same for a coroutine; a cancelled one withdraws its request."""

@@ -8,8 +8,10 @@ the core.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from weave_rt._core import Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
-from weave_rt.errors import NotResident, UsageError
+from weave_rt.errors import NotResident, TenantFailed, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from weave_rt.adapters.torch import Book
 
 __all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies"]
+
+log = logging.getLogger("weave_rt")
 
 POLICIES = ("keep", "discard")
 
@@ -124,21 +128,25 @@ class Tenant:
     @property
     def state(self) -> str:
         """RESIDENT, HOST, PARTIAL, FAILED or CLOSED; see the core."""
-        return "CLOSED" if self._core is None else self._core.state
+        core = self._core  # once: another thread may close
+        return "CLOSED" if core is None else core.state
 
     @property
     def resident(self) -> bool:
         """Whether its memory may be touched now."""
-        return self._core is not None and self._core.running
+        core = self._core
+        return core is not None and core.running
 
     @property
     def bytes(self) -> int:
         """Bytes of whole blocks, on the device or the host."""
-        return 0 if self._core is None else self._core.bytes
+        core = self._core
+        return 0 if core is None else core.bytes
 
     @property
     def regions(self) -> list[Region]:
-        return [] if self._core is None else self._core.regions
+        core = self._core
+        return [] if core is None else core.regions
 
     def region_of(self, tag: str, policy: str | None = None) -> Region:
         """Get or create the region of a tag.
@@ -263,8 +271,9 @@ class Tenant:
         try:
             self._before_leaving()
         finally:
-            if self._core is not None:
-                self._core.release()
+            core = self._core
+            if core is not None:
+                core.release()
             self.update_guards()
 
     def update_guards(self) -> None:
@@ -295,18 +304,31 @@ class Tenant:
         """Give everything back; managed tensors hold the same values in ordinary memory, those
         of a discarded tag zeros. Twice is fine.
 
-        Raises TenantFailed, when closed, if bytes of a ``keep`` tag were lost."""
+        Raises TenantFailed, when closed, if bytes of a ``keep`` tag were lost. Whatever else
+        interrupts it (no memory for the tensors, Ctrl-C) leaves it open: close it again."""
         core = self._core
         if core is None:
             return
+        lost: TenantFailed | None = None
+        if self._book is not None:
+            if core.running:
+                self._book.scan_quietly()
+            try:
+                self._book.evict(self._saved(core))  # no name: the bytes go tag by tag
+            except TenantFailed as error:
+                lost = error
+        self._core = None  # with it go the regions' addresses, where no storage is any more
+        core.close()
+        if lost is not None:
+            raise lost
+
+    def _saved(self, core: CoreTenant) -> dict[str, builtins.bytes]:
+        """What can be read of the regions, by tag; nothing where reading itself fails."""
         try:
-            if self._book is not None:
-                if core.running:
-                    self._book.scan_quietly()
-                self._book.evict(core.rescue())
-        finally:
-            self._core = None  # with it go the regions' addresses
-            core.close()
+            return core.rescue()
+        except Exception as error:
+            log.error("job %s, tenant %s: nothing can be saved: %s", self.job, self.name, error)
+            return {}
 
     def _before_leaving(self) -> None:
         if self.resident:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,7 +23,7 @@ from typer.core import TyperGroup
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
 from weave_scheduler.document import SpecError
-from weave_scheduler.outdir import write_whole
+from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import Table, bench_table, job_table, pool_table, total_table
 
 __all__ = ["app", "main"]
@@ -52,20 +53,21 @@ def main() -> NoReturn:
 
 def _code_of(arguments: list[str]) -> int:
     try:
-        code = typer.main.get_command(app)(args=arguments, prog_name="weave", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        code = _invoke(arguments)
+        _print("")  # what --help left in the buffer
+        return code
     except (SpecError, UsageError) as error:
         return _failed(error, 2)
     except WeaveError as error:
-        if getattr(error, "users_mistake", False):  # found by the process of a solo run
-            return _failed(error, 2)
-        return _failed(error, 1, type(error).__name__)
-    except KeyboardInterrupt:
+        mistake = getattr(error, "users_mistake", None)  # of the process of a solo run
+        if mistake is None:
+            return _failed(error, 1, type(error).__name__)
+        return _failed(error, 2 if mistake else 1)
+    except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output is gone; say nothing more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:
         return _failed(error, 1)
@@ -74,6 +76,39 @@ def _code_of(arguments: list[str]) -> int:
         if told is not None:
             return _failed(f"{told()} (see weave --help)", getattr(error, "exit_code", 2))
         return _failed(error, 1, f"internal error, {type(error).__name__}")
+
+
+def _invoke(arguments: list[str]) -> int:
+    """What typer's own ``main`` does, but it hides Ctrl-C and broken pipes from us."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("weave", list(arguments)) as context:
+            code = command.invoke(context)
+    except typer.Exit as end:
+        code = end.exit_code
+    return code if isinstance(code, int) else 0
+
+
+def _print(text: str) -> None:
+    """All results go through here. Raises BrokenPipeError, and OSError of one line."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_stdout()
+        raise OSError(_STDOUT_FAILED.format(error.strerror)) from error
+
+
+_STDOUT_FAILED = "stdout cannot be written: {}; make room or send the output elsewhere"
+
+
+def _abandon_stdout() -> None:
+    """So that what is still in the buffer fails nowhere, not even at the end of the process."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _failed(error: Exception | str, code: int, prefix: str = "") -> int:
@@ -85,7 +120,8 @@ def _failed(error: Exception | str, code: int, prefix: str = "") -> int:
 
 
 def _complain(line: str) -> None:
-    print(f"weave: {line}", file=sys.stderr)
+    with suppress(OSError):  # a terminal that is gone
+        print(f"weave: {line}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:
@@ -110,7 +146,7 @@ def _root(
 def run(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="What to run.")],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", help="Folder for summary.json, timeline.json, report.html."),
     ] = None,
     solo: Annotated[
@@ -130,7 +166,10 @@ def run(
     if solo and compare_solo:
         raise UsageError("give --solo or --compare-solo, not both")
     mode = "solo" if solo else "compare" if compare_solo else "together"
-    outcome = run_spec(spec, out, mode, Screen(debug=debug))  # type: ignore[arg-type]
+    if out == "":
+        raise UsageError("--out is empty; give a folder")
+    folder = None if out is None else Path(out)
+    outcome = run_spec(spec, folder, mode, Screen(debug=debug))  # type: ignore[arg-type]
     summary = outcome.summary
     _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
     for note in outcome.notes:
@@ -142,7 +181,12 @@ def run(
         _complain(f"interrupted; written: {written}" if written else "interrupted; nothing written")
     elif written:
         _say(f"written: {written}", as_json)
+    elif folder is None:
+        _say(_NOTHING_KEPT, as_json)
     return outcome.code
+
+
+_NOTHING_KEPT = "nothing kept; --out DIR writes summary.json, timeline.json and report.html"
 
 
 @app.command(epilog="Example: weave doctor --device 'emulated:h800?scale=64'")
@@ -168,6 +212,8 @@ def switch(
     """How long a switch takes against the limit of the link."""
     import importlib
 
+    if out is not None:
+        check_target(out)
     benchmark = importlib.import_module("weave_rt.benchmarks.switch")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
     if out is not None:
@@ -192,25 +238,33 @@ def solo_job(
 
 def _show(record: dict[str, Any], tables: list[Table], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(record, indent=2))
+        _print(json.dumps(record, indent=2) + "\n")
         return
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 240  # never cut what a pipe or a file reads
-    for table in tables:
-        if not table.rows:
-            continue
-        shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
-        for index, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if index == 0 else "right")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
-        console.print()
+    with console.capture() as shown:
+        for table in tables:
+            if table.rows:
+                console.print(_rich(table))
+                console.print()
+    _print(shown.get())
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
+    for index, column in enumerate(table.columns):
+        shown.add_column(column, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def _say(line: str, as_json: bool) -> None:
-    print(line, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        _to_stderr(line)
+    else:
+        _print(line + "\n")
 
 
 def _to_stderr(line: str) -> None:

@@ -1,6 +1,6 @@
 """Opening the devices that a spec lists, all or none, and what is known about them.
 
-The devices of one run share one pinned host pool, one scale and one speed.
+The devices of one run share one scale and one speed, and those of one kind one pinned host pool.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from contextlib import ExitStack, suppress
 
 import weave_rt
 from weave_rt._core import parse_emulated
-from weave_rt.device import resolve_spec
+from weave_rt.device import open_beside, resolve_spec
 from weave_rt.errors import UsageError
+from weave_scheduler.document import SpecError
 from weave_scheduler.records import DeviceRecord
 from weave_scheduler.spec import POOLS, Devices
 from weave_scheduler.specfile import SpecFile
@@ -62,7 +63,7 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
                 try:
                     device = _open(loaded, opened, text, pool, note)
                 except UsageError as error:
-                    raise loaded.error(str(error), "devices", pool, index) from None
+                    raise _wrong_device(loaded, pool, index, str(error)) from None
                 opened.pools[pool].append(device)
                 _same_pace(loaded, opened, pool, index)
     except BaseException:
@@ -76,18 +77,11 @@ def _open(
     loaded: SpecFile, opened: OpenDevices, text: str, pool: str, note: Callable[[str], None]
 ) -> weave_rt.Device:
     spec = resolve_spec(text, pool)
-    for device in opened.all:  # a GPU listed twice is one device; emulated ones never are
-        if device.kind == "cuda" and device.spec == spec:
-            return device
-    kind = spec.partition(":")[0]
-    host_pool = next((one.host_pool for one in opened.all if one.kind == kind), None)
     budget = loaded.spec.host.budget
-    scaled = 0 if budget is None or host_pool is not None else int(budget / _scale(spec))
+    scaled = 0 if budget is None else int(budget / _scale(spec))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        device = weave_rt.open_device(
-            spec, pool=pool, host_pool=host_pool, host_budget_bytes=scaled
-        )
+        device = open_beside(opened.all, spec, pool=pool, host_budget_bytes=scaled)
     for warning in caught:
         note(str(warning.message))
     return device
@@ -105,10 +99,21 @@ def _same_pace(loaded: SpecFile, opened: OpenDevices, pool: str, index: int) -> 
     for name in ("scale", "speed"):
         mine, other = getattr(device, name), getattr(first, name)
         if mine != other:
-            raise loaded.error(
-                f"has {name} {mine:g}, the first device {other:g}; give all devices the same",
-                *("devices", pool, index),
-            )
+            wrong = f"has {name} {mine:g}, the first device {other:g}; give all devices the same"
+            raise _wrong_device(loaded, pool, index, wrong)
+
+
+def _wrong_device(loaded: SpecFile, pool: str, index: int, wrong: str) -> SpecError:
+    """A mistake in one entry, or what follows from a pool that the spec does not list."""
+    listed = loaded.spec.devices
+    missing = [one for one in POOLS if listed is not None and one not in listed.model_fields_set]
+    if not missing:
+        return loaded.error(wrong, "devices", pool, index)
+    return loaded.error(
+        f"is missing, so auto was used; {pool} device {index} {wrong.rstrip('.')};"
+        f" write both keys, devices: {{rollout: [..], train: [..]}}",
+        *("devices", missing[0]),
+    )
 
 
 def describe(device: weave_rt.Device, pool: str, index: int) -> DeviceRecord:

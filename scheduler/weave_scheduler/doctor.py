@@ -6,6 +6,7 @@ Runs without torch and without a GPU.
 from __future__ import annotations
 
 import platform
+import re
 import warnings
 from dataclasses import asdict
 from typing import Any
@@ -56,7 +57,8 @@ def doctor_tables(record: dict[str, Any]) -> list[Table]:
     """The record for people."""
     cuda = record["cuda"]
     found = cuda.get("devices") or []
-    driver = [["found", "yes" if cuda.get("available") else f"no: {cuda.get('reason', '')}"]]
+    reason = re.sub(r"(\S+: )\1", r"\1", str(cuda.get("reason", "")))  # the loader repeats the name
+    driver = [["found", "yes" if cuda.get("available") else f"no: {reason}"]]
     driver += [[key, str(cuda[key])] for key in ("library", "driver_version") if cuda.get(key)]
     driver += [
         [f"cuda:{gpu['ordinal']}", f"{gpu['name']}, {format_bytes(gpu['total_bytes'])}"]
@@ -82,6 +84,17 @@ def _device(record: DeviceRecord) -> dict[str, Any]:
 def _lines(values: dict[str, Any]) -> list[list[str]]:
     lines = []
     for key, value in values.items():
-        size = key.endswith("_bytes") and isinstance(value, int)
-        lines.append([key.removesuffix("_bytes"), format_bytes(value) if size else str(value)])
+        if key == "driver" and not value:  # an emulated device has none
+            continue
+        name = _NAMES.get(key, key.removesuffix("_bytes"))
+        if isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, int) and key.endswith("_bytes"):
+            shown = format_bytes(value)
+        else:
+            shown = str(value)
+        lines.append([name, shown])
     return lines
+
+
+_NAMES = {"pinnable_bytes": "pinnable memory"}

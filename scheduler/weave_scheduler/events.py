@@ -45,7 +45,8 @@ class PhaseDone:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCancelled:
-    """A request is withdrawn, granted or not."""
+    """A request is withdrawn before its grant. After it this changes nothing: what was granted
+    ends by PhaseDone."""
 
     serial: int
 

@@ -23,6 +23,7 @@ from weave_scheduler.jobs import (
     JobResult,
     Setting,
     Stopped,
+    WrongConfig,
     check_config,
     kind_of,
 )
@@ -69,14 +70,15 @@ def run_jobs(
     opened = open_devices(loaded, listener.note)
     try:
         first = opened.first
-        setting = Setting(first, first.scale, first.speed, first.kind == "emulated", stopped)
+        readable = all(device.kind == "emulated" for device in opened.all)
+        setting = Setting(first, first.scale, first.speed, readable, stopped)
         work = [
             _Work(job, kind_of(job, setting), placements[job.name], JobRecord(job.name, job.kind))
             for job in loaded.spec.jobs
-            if job.name in names
         ]
         listener.devices(opened.records())
-        _prepare(loaded, work, opened)
+        _prepare(loaded, work, opened)  # all, so that the first job alone finds a mistake in any
+        work = [one for one in work if one.spec.name in names]
         _calibrate(opened, listener)
         run = RunRecord(
             devices=opened.records(),
@@ -118,7 +120,8 @@ def _prepare(loaded: SpecFile, work: Sequence[_Work], opened: OpenDevices) -> No
         try:
             one.kind.prepare(one.spec)
         except UsageError as error:
-            raise loaded.error(str(error), "jobs", index, "kind") from None
+            key = "config" if isinstance(error, WrongConfig) else "kind"
+            raise loaded.error(_one_line(error), "jobs", index, key) from None
 
 
 def _calibrate(opened: OpenDevices, listener: Listener) -> None:
@@ -193,7 +196,7 @@ class _Runner:
         except Stopped:
             record.stopped = True
         except BaseException as error:  # one job's end is not the end of the others
-            record.error = self._described(one.spec.name, error)
+            record.error = self._described(one.spec, error)
             record.users_mistake = _is_users_mistake(error)
             self._listener.trace(traceback.format_exc())
         record.end_ns = self._now_ns()
@@ -242,17 +245,24 @@ class _Runner:
             )
         )
 
-    def _described(self, job: str, error: BaseException) -> str:
+    def _described(self, spec: JobSpec, error: BaseException) -> str:
         """One line: where it was, and what it said."""
         where = next(
-            (one for one in reversed(self._run.slices) if one.job == job and not one.ok), None
+            (one for one in reversed(self._run.slices) if one.job == spec.name and not one.ok), None
         )
         place = ""
         if where is not None:
             place = f" in {where.phase}" + (
                 f" of iteration {where.step}" if where.step is not None else ""
             )
-        said = " ".join(str(error).split())
+        if isinstance(error, GrowthRefused) and _is_users_mistake(error):
+            scale = self._opened.first.scale if spec.kind == "synthetic" else 1  # as its sizes are
+            return (
+                f"failed{place}: it needs {format_bytes(int(error.bytes_needed * scale))} of device"
+                f" memory, but the device has {format_bytes(int(error.bytes_usable * scale))} for"
+                " jobs; make the job smaller or the device larger"
+            )
+        said = _one_line(error)
         return f"failed{place}: {type(error).__name__}" + (f": {said}" if said else "")
 
 
@@ -261,6 +271,10 @@ def _keep(record: JobRecord, result: JobResult) -> None:
     record.loss_digest = result.loss_digest
     record.state_bytes = result.state_bytes
     record.torch_threads = result.torch_threads
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_users_mistake(error: BaseException) -> bool:

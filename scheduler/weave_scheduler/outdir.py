@@ -15,9 +15,13 @@ from types import TracebackType
 
 from weave_rt.errors import UsageError
 
-__all__ = ["OutDir", "write_whole"]
+__all__ = ["OutDir", "WriteFailed", "check_target", "write_whole"]
 
 _LOCK = ".weave-lock"
+
+
+class WriteFailed(OSError):
+    """A file could not be written; one line that names it and says what to do."""
 
 
 class OutDir:
@@ -31,6 +35,7 @@ class OutDir:
         self.path = path
         self.written: list[Path] = []
         self._lock: int | None = None
+        self._writing = ""
 
     def __enter__(self) -> OutDir:
         try:
@@ -48,16 +53,25 @@ class OutDir:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lock is not None:
-            with suppress(OSError):
-                (self.path / _LOCK).unlink()
-            os.close(self._lock)
-            self._lock = None
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the folder at once; a file that is half written goes. Harmless when repeated."""
+        if self._lock is None:
+            return
+        lock, self._lock = self._lock, None
+        with suppress(OSError):
+            for half in self.path.glob(f".{self._writing}.*") if self._writing else ():
+                half.unlink()
+            (self.path / _LOCK).unlink()
+        os.close(lock)
 
     def write(self, name: str, text: str) -> Path:
-        """Write one file whole. Raises OSError."""
+        """Write one file whole. Raises WriteFailed."""
         path = self.path / name
+        self._writing = name
         write_whole(path, text)
+        self._writing = ""
         self.written.append(path)
         return path
 
@@ -82,9 +96,31 @@ class OutDir:
             os.close(lock)  # its holder removed it between open and flock
 
 
+def check_target(path: Path) -> None:
+    """Whether a file can be made there, before long work. Raises UsageError."""
+    if path.is_dir():
+        raise UsageError(f"--out {path}: is a folder; give the name of a file")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(
+            f"--out {path}: nothing can be written in {path.parent}: {error.strerror};"
+            " make the folder or give another"
+        ) from None
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name beside it, then rename it. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
+    """Write a file under a temporary name beside it, then rename it. Raises WriteFailed."""
+    try:
+        _write(path, text)
+    except OSError as error:
+        raise WriteFailed(
+            f"{path} cannot be written: {error.strerror}; make room or give another --out"
+        ) from error
+
+
+def _write(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -55,7 +56,8 @@ class Screen:
         trace: TracebackType | None,
     ) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            with suppress(OSError):
+                self._progress.stop()
             self._progress = None
 
     def stage(self, text: str) -> None:
@@ -121,4 +123,5 @@ class Screen:
             self._print(f"{job.name}: done in {format_duration(job.wall_s)}")
 
     def _print(self, text: str) -> None:
-        self._console.print(text)
+        with suppress(OSError):  # a terminal that is gone
+            self._console.print(text)

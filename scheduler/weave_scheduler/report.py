@@ -6,8 +6,9 @@ The timeline is inline SVG, the page follows the reader's light or dark setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,14 +26,15 @@ from weave_scheduler.tables import (
 from weave_scheduler.timeline import laid_out, switch_name
 from weave_scheduler.units import format_duration
 
-__all__ = ["report_page"]
+__all__ = ["condition_lines", "report_page", "verdict"]
 
 _WIDTH_MIN, _WIDTH_MAX = 1000.0, 12000.0
 _LEFT = 110.0  # for the lanes' names
 _LANE = 34.0
 _WAIT_LANE = 16.0
 _COLOURS = 8  # as many as the page has classes
-_SWITCHES_SHOWN = 200
+_SWITCHES_SHOWN = 20  # the rest of at most _SWITCHES_MAX can be unfolded
+_SWITCHES_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,22 @@ class Drawing:
     legend: list[tuple[str, str]]
 
 
-def report_page(runs: Runs, summary: Mapping[str, Any], notes: list[str]) -> str:
-    """The page of a run, from its records and its summary."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line on how the run went, and whether it is bad news."""
+
+    text: str
+    warns: bool
+
+
+def report_page(
+    runs: Runs,
+    summary: Mapping[str, Any],
+    complaints: Sequence[str],
+    notes: Sequence[str],
+    spec: str = "",
+) -> str:
+    """The page of a run, from its records and its summary; ``spec`` is the name of its file."""
     environment = Environment(
         loader=PackageLoader("weave_scheduler", ""),
         autoescape=True,
@@ -78,19 +94,80 @@ def report_page(runs: Runs, summary: Mapping[str, Any], notes: list[str]) -> str
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    tables: list[Table] = [total_table(summary), job_table(summary), pool_table(summary)]
     switches = [row for row in summary.get("switches", []) if moved(row)]
-    tables: list[Table] = [
-        total_table(summary),
-        job_table(summary),
-        pool_table(summary),
-        switch_table(switches[:_SWITCHES_SHOWN], of=len(switches)),
-    ]
+    names = [job.name for job in runs.spec.jobs]
     return environment.get_template("report.html.jinja").render(
         drawing=_draw(runs),
-        tables=[table for table in tables if table.rows],
-        conditions=summary["conditions"],
+        heading=" ".join(part for part in ("Weave run", spec) if part),
+        started=_date(str(summary["conditions"].get("started_at", ""))),
+        names=names,
+        verdict=verdict(summary),
+        complaints=complaints,
         notes=notes,
+        tables=[table for table in tables if table.rows],
+        conditions=condition_lines(summary["conditions"]),
+        switches=switch_table(switches[:_SWITCHES_MAX], of=len(switches)),
+        shown=_SWITCHES_SHOWN,
+        above_limit=any(row.get("efficiency", 0) > 1 for row in switches),
     )
+
+
+def verdict(summary: Mapping[str, Any]) -> Verdict:
+    """What a reader wants to know first."""
+    jobs, totals = summary["jobs"], summary["totals"]
+    failed = [str(job["name"]) for job in jobs if "error" in job]
+    different = [str(job["name"]) for job in jobs if job.get("identical_to_solo") is False]
+    parts = []
+    if summary.get("interrupted"):
+        parts.append("interrupted before the end")
+    if failed:
+        parts.append(f"failed: {', '.join(failed)}")
+    if different:
+        parts.append(f"different from the run alone: {', '.join(different)}")
+    warns = bool(parts)
+    if "gain" in totals:
+        gain = totals["gain"]
+        parts.append(f"{gain:.2f} times as fast together as one after the other")
+    if jobs and all(job.get("identical_to_solo") for job in jobs):
+        parts.append("every job identical to its run alone")
+    if not parts:
+        parts.append("all jobs ran to their end")
+    return Verdict("; ".join(parts), warns)
+
+
+def condition_lines(conditions: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The conditions as words and text."""
+    lines = []
+    for key, value in conditions.items():
+        name = _CONDITION_NAMES.get(key, key.replace("_", " "))
+        if isinstance(value, Mapping):
+            for pool, entries in value.items():
+                lines.append((f"{name}, {pool}", _text(entries)))
+        else:
+            lines.append((name, _text(value)))
+    return lines
+
+
+_CONDITION_NAMES = {"device": "kind of device", "spec": "device", "host_limited": "host too slow"}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(one) for one in value)
+    return str(value)
+
+
+def _date(started_at: str) -> str:
+    """``2025-11-30 00:33 UTC`` from ISO 8601; other text stays."""
+    try:
+        return datetime.fromisoformat(started_at.replace("Z", "+00:00")).strftime(
+            "%Y-%m-%d %H:%M UTC"
+        )
+    except ValueError:
+        return started_at
 
 
 def _draw(runs: Runs) -> Drawing:

@@ -15,7 +15,7 @@ from weave_scheduler.compare import comparable, first_difference
 from weave_scheduler.conditions import conditions
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
-from weave_scheduler.outdir import OutDir
+from weave_scheduler.outdir import OutDir, WriteFailed
 from weave_scheduler.progress import Screen
 from weave_scheduler.report import report_page
 from weave_scheduler.solo import run_solo
@@ -53,6 +53,8 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
     with ExitStack() as stack:
         folder = stack.enter_context(OutDir(out)) if out is not None else None
         interrupt = stack.enter_context(Interrupt())
+        if folder is not None:
+            interrupt.at_once(folder.abandon)
         with screen:
             for note in notes(loaded):
                 screen.note(note)
@@ -67,7 +69,7 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
                 runs.together = run_jobs(loaded, names, screen, interrupt.stopped)
         outcome = _outcome(runs, interrupt.stopped())
         if folder is not None and runs.all:
-            _write(folder, runs, outcome)
+            _write(folder, runs, outcome, path.name)
         return outcome
 
 
@@ -86,6 +88,7 @@ def _outcome(runs: Runs, interrupted: bool) -> Outcome:
         outcome.complaints += differences
     if interrupted:
         outcome.code = 130
+        outcome.summary["interrupted"] = True  # also where it came between two runs
     return outcome
 
 
@@ -132,9 +135,14 @@ def _learning_note(runs: Runs, name: str) -> str | None:
     )
 
 
-def _write(folder: OutDir, runs: Runs, outcome: Outcome) -> None:
+def _write(folder: OutDir, runs: Runs, outcome: Outcome, spec: str) -> None:
     summary = outcome.summary
-    folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
-    folder.write("timeline.json", json.dumps(timeline(runs, summary["conditions"])) + "\n")
-    folder.write("report.html", report_page(runs, summary, outcome.complaints + outcome.notes))
+    page = report_page(runs, summary, outcome.complaints, outcome.notes, spec)
+    try:
+        folder.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        folder.write("timeline.json", json.dumps(timeline(runs, summary["conditions"])) + "\n")
+        folder.write("report.html", page)
+    except WriteFailed as error:  # what was measured is still shown
+        outcome.complaints.append(str(error))
+        outcome.code = outcome.code or 1
     outcome.written = list(folder.written)

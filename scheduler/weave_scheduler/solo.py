@@ -67,6 +67,7 @@ def run_solo(spec: Path, job: str, listener: Listener, interrupt: Interrupt) -> 
         raise
     finally:
         os.close(write_fd)
+    interrupt.at_once(child.kill)
     interrupt.on_stop(child.terminate)
     try:
         with os.fdopen(read_fd, encoding="utf-8") as lines:
@@ -83,7 +84,9 @@ def run_solo(spec: Path, job: str, listener: Listener, interrupt: Interrupt) -> 
     if isinstance(answer, SoloFailed):
         raise answer
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-    raise SoloFailed(f"job {job}, alone: its process ended {how} and no result")
+    raise SoloFailed(
+        f"job {job}, alone: its process ended {how} and left no result; nothing after it was run"
+    )
 
 
 def serve_solo(spec: Path, job: str, result_fd: int) -> int:

@@ -110,6 +110,12 @@ def _job_name(value: object) -> str:
     return value
 
 
+def _kind(value: object) -> object:
+    if value not in ("grpo", "synthetic", "command"):  # the last is not run yet; see support
+        raise ValueError(f"{value!r} is not known; allowed: 'grpo' or 'synthetic'")
+    return value
+
+
 def _listed(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise ValueError("must be a list")
@@ -187,7 +193,7 @@ class JobSpec(Strict):
     """One job. ``config`` is a mapping, or the path of a YAML file beside the spec."""
 
     name: Annotated[str, BeforeValidator(_job_name)]
-    kind: Literal["grpo", "synthetic", "command"]
+    kind: Annotated[Literal["grpo", "synthetic", "command"], BeforeValidator(_kind)]
     command: Annotated[tuple[str, ...] | None, BeforeValidator(_command)] = None
     config: Annotated[Any, BeforeValidator(_config)] = None
     iterations: Count

@@ -43,8 +43,8 @@ class GroupState:
                 return self._request(event)
             case PhaseDone(serial):
                 return self._end(serial) if serial in self._running else []
-            case PhaseCancelled(serial):  # may even overtake its own request
-                return self._end(serial)
+            case PhaseCancelled(serial):  # may overtake its own request, or come after the grant
+                return [] if serial in self._running else self._end(serial)
 
     @property
     def jobs(self) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def place_jobs(loaded: SpecFile) -> dict[str, Placement]:
             ids = tuple(range(count)) if asked == count else asked
             if isinstance(ids, int):
                 raise loaded.error(
-                    f"names no node of the {count} in this pool; pin it, like {pool}: [0]",
+                    f"the {pool} pool has {count} nodes and the job does not say which one it"
+                    f" uses; write {pool}: [0], or another id up to {count - 1}",
                     *("jobs", index, pool),
                 )
             if len(ids) > 1:

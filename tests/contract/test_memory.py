@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from weave_rt import Device, NotResident, Tenant, UsageError, _core
+from weave_rt import Device, NotResident, Tenant, UsageError, _core, open_device
 
 torch = pytest.importorskip("torch")
 
 
 def blocks(device: Device, share: float) -> int:
-    """Bytes of whole blocks for a share of what tenants may have, at most 16 blocks (1 GiB on a GPU:
-    the script for lent GPUs has minutes)."""
-    return (
-        max(1, int(min(device.usable_bytes // device.block_bytes, 16) * share)) * device.block_bytes
-    )
+    """Bytes for a share of at most 16 blocks (1 GiB on a GPU, where a lent one has minutes)."""
+    count = min(device.usable_bytes // device.block_bytes, 16)
+    return max(1, int(count * share)) * device.block_bytes
 
 
 def tensor(tenant: Tenant, nbytes: int, seed: int, tag: str = "weights") -> torch.Tensor:
@@ -77,3 +75,11 @@ def test_two_devices_do_not_mix(device: Device) -> None:
     tenant.close()
     own.close()
     other.close()
+
+
+@pytest.mark.parametrize("wrong", ["3GB", -1, 1.5, None, 2**70])
+def test_sizes_are_whole_bytes(device: Device, wrong: object) -> None:
+    with pytest.raises(UsageError, match="usable_bytes is a number of bytes"):
+        open_device(device.spec, usable_bytes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a device is a text"):
+        open_device(5)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -186,25 +186,22 @@ class Book:
             with _quiet_torch():
                 self._move_in(group, copy)
 
-    def evict(self, contents: Mapping[str, bytes]) -> None:
+    def evict(self, contents: dict[str, bytes]) -> None:
         """Give every storage ordinary memory with its bytes in `contents` (by tag) and forget
-        all. Raises TenantFailed, when done, if bytes of a keep tag are missing."""
+        all. Empties `contents` as it goes: there may be no room for everything twice.
+
+        Raises TenantFailed, when done, if bytes of a keep tag are missing."""
         self.guard(False)
-        policies = {region.tag: region.policy for region in self._tenant.regions}
-        lost = []
+        keeps = {region.tag for region in self._tenant.regions if region.policy == "keep"}
+        by_tag: dict[str, list[Slot]] = {}
         for slot in list(self._slots.values()):
-            data = contents.get(slot.tag)
-            whole = data is not None and len(data) >= slot.offset + slot.nbytes
-            if not whole and policies.get(slot.tag) == "keep" and slot.storage() is not None:
-                lost.append(f"{slot.label} ({slot.tag})")
-            part = None
-            if data is not None and whole:
-                part = memoryview(data)[slot.offset : slot.offset + slot.nbytes]
-            try:
-                with _quiet_torch():
-                    self._move_out(slot, part)
-            except UsageError as error:  # only without torch's swap
-                log.error("%s; it must not be touched any more", error)
+            by_tag.setdefault(slot.tag, []).append(slot)
+        for tag in contents.keys() - by_tag.keys():
+            del contents[tag]
+        lost: list[str] = []
+        for tag, slots in by_tag.items():
+            missing = self._evict_tag(slots, contents.pop(tag, b""))
+            lost += missing if tag in keeps else []
         self._slots.clear()
         self._modules, self._optimizers, self._tensors = [], [], []
         with _live_lock:
@@ -214,6 +211,23 @@ class Book:
                 f"tenant {self._tenant.name!r} lost the bytes of {len(lost)} tensors, "
                 f"{lost[0]} the first; they are zero now"
             )
+
+    def _evict_tag(self, slots: Iterable[Slot], data: bytes) -> list[str]:
+        """Move the storages of one tag out. Returns the names of those without bytes in `data`,
+        which have zeros now."""
+        missing = []
+        for slot in slots:
+            part: memoryview | None = memoryview(data)[slot.offset : slot.offset + slot.nbytes]
+            if part is not None and part.nbytes < slot.nbytes:
+                part = None
+                if slot.storage() is not None:
+                    missing.append(f"{slot.label} ({slot.tag})")
+            try:
+                with _quiet_torch():
+                    self._move_out(slot, part)
+            except UsageError as error:  # only without torch's swap
+                log.error("%s; it must not be touched any more", error)
+        return missing
 
     def scan_quietly(self) -> None:
         """A scan whose failure leaves tensors where they are, which is ordinary memory."""

@@ -6,6 +6,7 @@ from weave_scheduler.jobs.kind import (
     JobResult,
     Setting,
     Stopped,
+    WrongConfig,
     check_config,
     kind_of,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "JobResult",
     "Setting",
     "Stopped",
+    "WrongConfig",
     "check_config",
     "kind_of",
 ]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from weave_rt.errors import UsageError
+
 if TYPE_CHECKING:
     import weave_rt
     from weave_scheduler.spec import JobSpec
@@ -21,6 +23,7 @@ __all__ = [
     "JobResult",
     "Setting",
     "Stopped",
+    "WrongConfig",
     "check_config",
     "kind_of",
 ]
@@ -28,6 +31,10 @@ __all__ = [
 
 class Stopped(Exception):
     """The run was interrupted; raised inside a job to end it early."""
+
+
+class WrongConfig(UsageError):
+    """The mistake is inside the job's ``config``."""
 
 
 class Clock(Protocol):
@@ -44,7 +51,7 @@ class Setting:
     Attributes:
         clock: the device clock by which modelled phases wait.
         scale, speed: those of the run's devices; 1 on a GPU.
-        readable: whether the CPU can see device bytes (emulated devices only).
+        readable: whether the CPU can see the bytes of every device (emulated ones only).
         stopped: whether the run was interrupted; asked between iterations and while waiting.
     """
 
@@ -80,7 +87,8 @@ class JobKind(Protocol):
     """One kind of job. ``prepare`` is called before the clock of the run starts."""
 
     def prepare(self, job: JobSpec) -> None:
-        """Import what is slow to import. Raises UsageError where the job cannot run here."""
+        """Import what is slow to import. Raises UsageError where the job cannot run here, and
+        WrongConfig where its ``config`` is the reason."""
 
     def run(
         self,
@@ -110,5 +118,5 @@ def kind_of(job: JobSpec, setting: Setting) -> JobKind:
     if job.kind == "grpo":
         from weave_scheduler.jobs.training import GrpoKind
 
-        return GrpoKind()
+        return GrpoKind(setting)
     raise ValueError(f"kind {job.kind} cannot be run")

@@ -129,7 +129,7 @@ class _Run:
         with self._job.phase("init"):
             start_ns = self._setting.clock.now_ns()
             for pool in reversed(POOLS):  # train first, as the phase takes them
-                tenant = self._job.manage(f"{self._spec.name}.{pool}", pool=pool)
+                tenant = self._job.manage(pool, pool=pool)  # the core prefixes the job
                 for tag, count in getattr(state, pool).items():
                     size = scaled_bytes(count, self._setting.scale)
                     if size:

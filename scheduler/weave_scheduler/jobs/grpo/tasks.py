@@ -40,7 +40,7 @@ class Task:
 
     def __init__(self, name: str, options: Mapping[str, Any], size: int, seed: int) -> None:
         self._dataset = _create_dataset(name, options, size, seed)
-        entries = [self._dataset[i] for i in range(size)]
+        entries = _entries(self._dataset, name, size)
         head, tail = shared_words([entry["question"] for entry in entries])
         self.questions = [
             Question(entry["question"][head : len(entry["question"]) - tail], entry)
@@ -96,5 +96,20 @@ def _create_dataset(name: str, options: Mapping[str, Any], size: int, seed: int)
             ) from error
     try:
         return gym.create_dataset(name, **options, size=size, seed=seed)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise UsageError(f"grpo config: task {name!r}: {error}") from error
+    except Exception as error:  # it is a package of many hands
+        raise UsageError(f"grpo config: task {name!r}: {_said(error)}") from error
+
+
+def _entries(dataset: Any, name: str, size: int) -> list[Mapping[str, Any]]:
+    """All of the data set; options that leave it nothing to choose from are found only here."""
+    try:
+        return [dataset[i] for i in range(size)]
+    except Exception as error:
+        raise UsageError(
+            f"grpo config: task {name!r} makes no questions with these task_options: {_said(error)}"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    named = isinstance(error, AssertionError | TypeError | ValueError) and str(error)
+    return str(error) if named else f"{type(error).__name__}: {error}"

@@ -34,7 +34,7 @@ from weave_scheduler.jobs.grpo.tokenizer import CharTokenizer
 if TYPE_CHECKING:
     from weave_rt import Job
 
-__all__ = ["group_advantages", "policy_loss", "train_grpo"]
+__all__ = ["build_task", "group_advantages", "policy_loss", "train_grpo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def train_grpo(
     on_iteration: Callable[[IterationRecord], None],
 ) -> GrpoResult:
     """Runs ``iterations`` on-policy iterations; see :func:`weave_scheduler.jobs.grpo.run_grpo`."""
-    task = Task(config.task, config.task_options, config.task_size, derived_seed(seed, "task"))
+    task = build_task(config, seed)
     draws = random.Random(derived_seed(seed, "questions"))
     sampling = torch.Generator().manual_seed(derived_seed(seed, "sampling"))
     shuffling = torch.Generator().manual_seed(derived_seed(seed, "shuffling"))
@@ -118,6 +118,11 @@ def train_grpo(
         weights_digest=weights_digest,
         state_bytes=measure_state(policy, optimizer, engine, cache),
     )
+
+
+def build_task(config: GrpoConfig, seed: int) -> Task:
+    """The questions of a job. Raises UsageError where the config names none that can be made."""
+    return Task(config.task, config.task_options, config.task_size, derived_seed(seed, "task"))
 
 
 def roll_out(
