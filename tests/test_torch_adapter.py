@@ -283,7 +283,9 @@ def test_refused_outside_its_phase_before_memory_is_touched(pair: Pair) -> None:
     calls: dict[str, Callable[[], object]] = {
         "weights": lambda: net(torch.arange(4)),
         "submodule": lambda: net.inner(torch.ones(1, 32)),
-        "load": lambda: net.load_state_dict(net.state_dict()),
+        "load": lambda: net.load_state_dict({}),
+        "save": net.state_dict,
+        "save optimizer": opt.state_dict,
         "optimizer": opt.step,
         "copy": lambda: copy.deepcopy(net),
     }
@@ -295,6 +297,7 @@ def test_refused_outside_its_phase_before_memory_is_touched(pair: Pair) -> None:
     assert seen == []
     pair.other.switch(pair.tenant)
     assert all(not m._load_state_dict_pre_hooks for m in net.modules())
+    assert all(not m._state_dict_pre_hooks for m in net.modules())
     assert all(not m._forward_pre_hooks for m in net.modules() if m is not net)
     step(net, opt, 1)
 
