@@ -43,7 +43,7 @@ bool any(std::string_view) { return true; }
 bool returns_sticky(std::string_view field) {
   return !field.starts_with("device_") && !field.starts_with("primary_ctx_") &&
          (!field.starts_with("ctx_") || field == "ctx_synchronize") &&
-         field != "thread_exchange_capture_mode";
+         field != "thread_exchange_capture_mode" && field != "graph_destroy";
 }
 
 // Breaks the context: a fill of memory that was reserved only. By seed the call itself refuses.
