@@ -4,9 +4,12 @@ namespace weave {
 
 namespace {
 
-// A destroyed context has taken its streams, events and registrations with it.
-bool is_gone(cu::Status status) {
-  return status == cu::kContextIsDestroyed || status == cu::kInvalidHandle;
+// A destroyed context has taken its streams, events and registrations with it. Blocks, mappings and
+// reservations belong to no context: there the code only says what is current on this thread.
+bool is_gone(cu::Status status, cu::Call call) {
+  const bool of_context = call == cu::Call::stream_destroy || call == cu::Call::event_destroy ||
+                          call == cu::Call::mem_host_unregister;
+  return status == cu::kInvalidHandle || (of_context && status == cu::kContextIsDestroyed);
 }
 
 // Contexts of ours that this thread could not pop. The next scope on it pops them first, so that a
@@ -33,7 +36,7 @@ Driver::~Driver() {
 void Driver::undo(cu::Call call, Undo undo) noexcept {
   const cu::Status status = undo(table);
   if (status == cu::kSuccess || status == cu::kDeinitialized) return;
-  if (is_gone(status)) return;
+  if (is_gone(status, call)) return;
   const std::lock_guard lock(mutex_);
   buried_.push_back({call, std::move(undo)});
 }
@@ -42,7 +45,7 @@ std::size_t Driver::retry_buried() noexcept {
   const std::lock_guard lock(mutex_);
   std::erase_if(buried_, [&](const Grave& grave) {
     const cu::Status status = grave.undo(table);
-    return status == cu::kSuccess || is_gone(status);
+    return status == cu::kSuccess || is_gone(status, grave.call);
   });
   return buried_.size();
 }
