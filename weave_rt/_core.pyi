@@ -48,6 +48,11 @@ def cuda_driver() -> dict[str, object]:
     """What the CUDA driver library says: available (bool), library, driver_version, reason,
     missing, and devices: a list of {ordinal, name, uuid, total_bytes}. Never raises."""
 
+def probe(spec: str) -> list[dict[str, str | int]]:
+    """The codes that a driver gives for calls that are wrong in one way where its documentation is
+    silent: {name, behaviour, call, mistake, code} each. Nothing else of the process may use the
+    device meanwhile. Raises UsageError, DeviceNotFound, DriverError."""
+
 @final
 class HostPool:
     """Pinned host memory. Made by Device.open; share one between the devices of a process."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from weave_rt import _core
-from weave_rt.conditions import conditions_of
+from weave_rt.benchmarks.record import conditions
 from weave_rt.device import open_device, resolve_spec
 
 __all__ = ["header", "main", "probe"]
@@ -23,15 +23,18 @@ __all__ = ["header", "main", "probe"]
 def probe(device: str) -> dict[str, Any]:
     """Ask the driver of a device; the record as written to a file."""
     spec = resolve_spec(device)
-    with open_device(spec) as opened:
-        conditions = conditions_of(opened)
+    opened = open_device(spec)
+    try:
+        block = conditions(opened)
+    finally:
+        opened.close()
     # An emulated device only repeats what was recorded, proven or not.
     proven = not spec.startswith("emulated:")
     cases = [{**case, "unproven": not proven} for case in _core.probe(spec)]
     return {
         "format": "weave-bench",
         "version": 1,
-        "conditions": conditions,
+        "conditions": block,
         "what": "driver_codes",
         "cases": cases,
     }

@@ -31,8 +31,8 @@ class Prober {
     check(table_.mem_map(address_, bytes_, 0, block_, 0), Call::mem_map);
     const MemAccessDesc desc = access();
     check(table_.mem_set_access(address_, bytes_, &desc, 1), Call::mem_set_access);
-    void* const host = mmap(nullptr, 2 * kHostBytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const host =
+        mmap(nullptr, 2 * kHostBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (host == MAP_FAILED) throw UsageError("no host memory to probe with");
     host_ = static_cast<std::byte*>(host);
     check(table_.mem_host_register(host_, kHostBytes, kHostRegisterPortable),

@@ -35,8 +35,7 @@ bool is_endangered(const Capture& capture) {
     return false;
   }
   const bool own = capture.thread == std::this_thread::get_id();
-  return own ||
-         (thread_mode == cu::kCaptureModeGlobal && capture.mode == cu::kCaptureModeGlobal);
+  return own || (thread_mode == cu::kCaptureModeGlobal && capture.mode == cu::kCaptureModeGlobal);
 }
 
 template <class Matches>
@@ -129,8 +128,7 @@ Status stream_end_capture(Stream stream, Graph* graph) {
     const std::lock_guard lock(capturing);
     const auto capture = find(*found);
     if (capture == captures.end()) return codes::end_without_capture;
-    if (capture->mode != cu::kCaptureModeRelaxed &&
-        capture->thread != std::this_thread::get_id()) {
+    if (capture->mode != cu::kCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
       return cu::kCaptureWrongThread;
     }
     *graph = nullptr;

@@ -1,6 +1,6 @@
 // emu/capture.hpp: stream capture, as far as it matters to whoever works beside it: a stream that
-// is being captured runs nothing, and calls that are unsafe for a capture break it. What is captured
-// is counted and not kept: the graph cannot be launched. Lock: its own, innermost.
+// is being captured runs nothing, and calls that are unsafe for a capture break it. What is
+// captured is counted and not kept: the graph cannot be launched. Lock: its own, innermost.
 #pragma once
 
 #include "emu/device.hpp"

@@ -59,8 +59,8 @@ struct DeviceState : std::enable_shared_from_this<DeviceState> {
 
   // Guarded by Driver::memory.
   std::uint64_t bytes_used = 0;
-  std::uint64_t bytes_pending = 0;  // of bytes_used, for blocks that are being made
-  std::uint64_t contexts = 0;       // each holds context_bytes
+  std::uint64_t bytes_pending = 0;                // of bytes_used, for blocks that are being made
+  std::uint64_t contexts = 0;                     // each holds context_bytes
   std::vector<std::shared_ptr<Block>> lingering;  // over here, but imported by another process
   std::unique_ptr<Ledger> ledger;                 // null without an id
   std::uint64_t handles = 0;

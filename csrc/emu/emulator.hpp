@@ -22,8 +22,8 @@ struct Spec {
   double h2d_bytes_per_s = 0;
   double d2h_bytes_per_s = 0;
   double pageable_bytes_per_s = 0;
-  double duplex = 0;  // share of a direction's bandwidth left while the other direction runs
-  int engines = 0;    // copy engines per direction; they share the direction's bandwidth
+  double duplex = 0;     // share of a direction's bandwidth left while the other direction runs
+  int engines = 0;       // copy engines per direction; they share the direction's bandwidth
   bool stepped = false;  // operations run one piece at a time, in an order drawn from the seed
   // Host-side latency per call.
   std::int64_t copy_ns = 0;

@@ -134,8 +134,8 @@ void engine_loop(DeviceState& device, int lane) {
     Locked locked(device);
     device.work.wait(locked.lock, [&] {
       const auto ready = [&](const auto& stream) { return is_ready(device, *stream, lane); };
-      return device.stopping || (std::ranges::any_of(device.streams, ready) &&
-                                 free_engine(device, lane) != nullptr);
+      return device.stopping ||
+             (std::ranges::any_of(device.streams, ready) && free_engine(device, lane) != nullptr);
     });
     if (device.stopping) return;
   }

@@ -1,7 +1,8 @@
 // emu/ledger.hpp: what several processes hold of one emulated device. Processes that open a spec
-// with the same `id` share its capacity: each publishes what it holds in a file of its own, which it
-// keeps locked while it lives, so that a killed process holds nothing. A block that two of them hold
-// counts once. Lock: Driver::memory, and between processes a file lock for as long as a sum takes.
+// with the same `id` share its capacity: each publishes what it holds in a file of its own, which
+// it keeps locked while it lives, so that a killed process holds nothing. A block that two of them
+// hold counts once. Lock: Driver::memory, and between processes a file lock for as long as a sum
+// takes.
 #pragma once
 
 #include <cstdint>

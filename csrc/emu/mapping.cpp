@@ -150,8 +150,7 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
     // The whole block: that a part may be mapped is nowhere promised.
     if (offset != 0) return codes::map_offset;
     if (flags != 0) return codes::map_flags;
-    if (bytes != mapping->block->bytes ||
-        address % device->spec.granularity_bytes != 0) {
+    if (bytes != mapping->block->bytes || address % device->spec.granularity_bytes != 0) {
       return cu::kInvalidValue;
     }
     spend(*device, device->spec.map_ns);

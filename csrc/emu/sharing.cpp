@@ -59,8 +59,8 @@ std::uint64_t bytes_free_locked(DeviceState& device) {
     forget_bytes(device, *block);
     return true;
   });
-  auto taken = device.bytes_used + device.contexts * device.spec.context_bytes +
-               device.spec.unmanaged_bytes;
+  auto taken =
+      device.bytes_used + device.contexts * device.spec.context_bytes + device.spec.unmanaged_bytes;
   if (device.ledger) taken += device.ledger->bytes_of_others();
   return taken < device.spec.capacity_bytes ? device.spec.capacity_bytes - taken : 0;
 }

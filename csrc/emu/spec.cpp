@@ -322,7 +322,8 @@ Spec Spec::parse(std::string_view text) {
     if (&entry == scale || &entry == speed || apply(spec, entry)) continue;
     refuse(entry.key, entry.value,
            "one of the keys scale, speed, capacity, granularity, block, h2d, d2h, duplex, "
-           "pageable, context, unmanaged, engine, engines, id, seed, copy, map, access, unmap, create, "
+           "pageable, context, unmanaged, engine, engines, id, seed, copy, map, access, unmap, "
+           "create, "
            "register");
   }
   settle(spec, given);

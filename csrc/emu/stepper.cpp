@@ -25,8 +25,7 @@ std::int64_t now_ns(const DeviceState& device) {
 }
 
 void sleep_until_ns(const DeviceState& device, std::int64_t deadline_ns) {
-  device.spec.stepped ? manual_sleep_until_ns(deadline_ns)
-                      : cu::system_sleep_until_ns(deadline_ns);
+  device.spec.stepped ? manual_sleep_until_ns(deadline_ns) : cu::system_sleep_until_ns(deadline_ns);
 }
 
 cu::Table with_clock(cu::Table table, const Spec& spec) {

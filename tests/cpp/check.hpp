@@ -7,9 +7,9 @@
 //     expression: a forked child would be no driver process any more.
 //
 //   PROGRAM [TEST] [--seed N]   one test, or all. With a seed the devices that the tests open by
-//     spec_with_seed() are stepped: no engine threads, operations in an order that is drawn from the
-//     seed, on a clock of their own. The same seed gives the same order; a test that fails prints
-//     the command that replays it.
+//     spec_with_seed() are stepped: no engine threads, operations in an order that is drawn from
+//     the seed, on a clock of their own. The same seed gives the same order; a test that fails
+//     prints the command that replays it.
 #pragma once
 
 #include <fcntl.h>
@@ -47,6 +47,12 @@ inline std::atomic<int>& failures() {
 inline const char*& running() {
   static const char* name = "";
   return name;
+}
+
+// What other programs of a test do (process.hpp), by name.
+inline std::vector<Case>& children() {
+  static std::vector<Case> all;
+  return all;
 }
 
 // Of --seed; 0 when the engines run on threads.
@@ -174,7 +180,16 @@ inline const char* parse(int argc, char** argv) {
   return only;
 }
 
+inline int run_child(const char* name) {
+  running() = name;
+  for (const auto& child : children()) {
+    if (std::strcmp(child.name, name) == 0) child.body();
+  }
+  return failures() == 0 ? 0 : 1;
+}
+
 inline int run_all(int argc, char** argv) {
+  if (argc == 3 && std::strcmp(argv[1], "--child") == 0) return run_child(argv[2]);
   const char* only = parse(argc, argv);
   for (const auto& test : cases()) {
     if (only != nullptr && std::strcmp(only, test.name) != 0) continue;
