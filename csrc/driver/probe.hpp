@@ -1,7 +1,7 @@
 // driver/probe.hpp: asks a driver for the codes that its documentation leaves open. Each case makes
 // one call that is wrong in one way, on memory of its own; the last one may cost the context, so
-// nothing else of the process should use the device meanwhile. The emulated device answers with what
-// a real driver was once recorded to say (emu/driver_codes.hpp).
+// nothing else of the process should use the device meanwhile. The emulated device answers with
+// what a real driver was once recorded to say (emu/driver_codes.hpp).
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 namespace weave::cu {
 
 struct Probe {
-  std::string name;     // of the constant in emu/driver_codes.hpp
-  int behaviour;        // its number in docs/driver_behaviours.md
+  std::string name;  // of the constant in emu/driver_codes.hpp
+  int behaviour;     // its number in docs/driver_behaviours.md
   Call call;
   std::string mistake;  // what is wrong with the call
   Status code;
