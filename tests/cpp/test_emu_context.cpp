@@ -115,6 +115,12 @@ TEST(behaviour_2_no_context_on_this_thread) {
     CHECK_EQ(table.ctx_synchronize(), cu::kInvalidContext);
     CHECK_EQ(table.mem_get_info(&bytes, &bytes), cu::kInvalidContext);
     CHECK_EQ(table.ctx_pop_current(nullptr), cu::kInvalidContext);
+    cu::Module module = nullptr;
+    CHECK_EQ(table.module_load_data(&module, ".version 7.0"), cu::kInvalidContext);
+    CHECK_EQ(table.launch_kernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr),
+             cu::kInvalidContext);
+    CHECK_EQ(table.launch_host_func(nullptr, nullptr, nullptr), cu::kInvalidContext);
+    CHECK_EQ(table.stream_begin_capture(nullptr, cu::kCaptureModeGlobal), cu::kInvalidContext);
     cu::Context current = device.context;
     CHECK_EQ(table.ctx_get_current(&current), 0);
     CHECK(current == nullptr);
