@@ -1,4 +1,4 @@
-"""``python -m weave_rt.probe``: record which codes a driver gives where its documentation is silent.
+"""``python -m weave_rt.probe``: record the codes of a driver that no documentation gives.
 
 The emulated device is built with the codes of one such record: ``bench/records/driver_codes.json``
 becomes ``csrc/emu/driver_codes.hpp`` (``--header``), and both are committed.
@@ -44,8 +44,8 @@ def header(record: dict[str, Any]) -> str:
     """The C++ header with the codes of a record."""
     lines = [
         "// emu/driver_codes.hpp: the codes that a driver gives where its documentation is silent.",
-        "// Written by `python -m weave_rt.probe --header` from bench/records/driver_codes.json; do",
-        "// not edit. Unproven: not recorded on a real driver yet.",
+        "// Written by `python -m weave_rt.probe --header RECORD --out THIS` with RECORD being",
+        "// bench/records/driver_codes.json. Unproven: not recorded on a real driver yet.",
         "#pragma once",
         "",
         '#include "driver/abi.hpp"',

@@ -1,6 +1,6 @@
 // emu/driver_codes.hpp: the codes that a driver gives where its documentation is silent.
-// Written by `python -m weave_rt.probe --header` from bench/records/driver_codes.json; do
-// not edit. Unproven: not recorded on a real driver yet.
+// Written by `python -m weave_rt.probe --header RECORD --out THIS` with RECORD being
+// bench/records/driver_codes.json. Unproven: not recorded on a real driver yet.
 #pragma once
 
 #include "driver/abi.hpp"
