@@ -130,7 +130,8 @@ class Device:
         """What the emulated driver holds for this device now: handles, mappings, reservations,
         registrations, streams, events, bytes_used. Empty on a GPU."""
     def close(self) -> None:
-        """Close all tenants, then the device. Twice is fine. Open Spans become unusable."""
+        """Close all tenants, then the device; open Spans become unusable. Twice is fine: the second
+        time tries what the driver refused the first time."""
 
 @final
 class Tenant:

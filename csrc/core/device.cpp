@@ -322,7 +322,10 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 void Device::close() noexcept {
   for (const auto& tenant : tenants()) close_tenant(tenant);
   const std::lock_guard lock(mutex_);
-  if (frames_ == nullptr) return;
+  if (frames_ == nullptr) {
+    driver_->retry_buried();  // what the driver refused when the device was closed
+    return;
+  }
   drain_.reset();
   {
     std::optional<ContextScope> scope;
