@@ -334,6 +334,8 @@ void Device::close() noexcept {
     } catch (const DriverError&) {
       // The context is lost; releasing it takes streams and events along.
     }
+    // Copies of a switch that failed, whose end nobody saw, may still use what goes now.
+    if (scope && !engine_->settle()) driver_->table.ctx_synchronize();
     plain_link_.reset();
     stuck_links_.clear();
     unfinished_.clear();
