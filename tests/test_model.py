@@ -10,6 +10,7 @@ sums stay checked. Default runs are short; ``pytest -m soak tests/test_model.py`
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -186,13 +187,15 @@ class Machine(RuleBasedStateMachine):
             try:
                 span = region.allocate(nbytes)
             except GrowthRefused as refusal:
-                assert refusal.bytes_needed > refusal.bytes_available
-                if model.core.state != "FAILED":  # failed ones hold their blocks too
-                    assert model.core.bytes + nbytes + BLOCK > min(room, refusal.bytes_available)
+                self.check_growth(refusal, model.core.bytes + nbytes + BLOCK, room)
                 return
             assert span.bytes == nbytes
             assert span.offset % 512 == 0
             model.pieces.append((tag, Piece(span, span.address)))
+
+    def check_growth(self, refusal: GrowthRefused, wanted: int, room: int) -> None:
+        assert refusal.bytes_needed > refusal.bytes_available
+        assert wanted > min(room, refusal.bytes_available)  # failed tenants hold their blocks too
 
     @rule(name=names, which=picks)
     def free(self, name: str, which: int) -> None:
@@ -249,9 +252,7 @@ class Machine(RuleBasedStateMachine):
             return
         need = incoming.core.bytes + self.others_hold(outgoing, incoming)
         if need > BLOCKS * BLOCK and not (incoming.running and not outgoing.running):
-            self.refused(
-                ResumeFailed, lambda: self.device.switch(outgoing.core, incoming.core)
-            )
+            self.refused(ResumeFailed, lambda: self.device.switch(outgoing.core, incoming.core))
             return
         was_running = incoming.running and not outgoing.running
         with self.disturbed():
@@ -303,7 +304,7 @@ class Machine(RuleBasedStateMachine):
             if model.running and piece.content is not None:
                 assert bytes(memoryview(piece.span)) == piece.content, tag
         taken.sort()
-        assert all(a[1] <= b[0] for a, b in zip(taken, taken[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(taken))
 
     @invariant()
     def holds(self) -> None:

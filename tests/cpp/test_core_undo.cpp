@@ -145,3 +145,15 @@ TEST(a_dead_context_on_the_callers_thread_does_not_make_us_forget_a_mapping) {
   }
   table.ctx_pop_current(&dead);
 }
+
+TEST(closing_again_ends_what_the_driver_refused) {
+  Pair pair;
+  pair.attach_both();
+  const auto pool = pair.device->host_pool();  // holds the context
+  {
+    const cu::FaultScope fault({1, true});
+    pair.device->close();
+  }
+  pair.device->close();
+  check_nothing_left(pair.emulated.ordinal);
+}
