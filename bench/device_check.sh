@@ -2,8 +2,9 @@
 # bench/device_check.sh OUT [--device D] [--quick] [--wheels DIR]
 #
 # Builds the extension on this machine, runs the contract tests and the switch benchmark on one
-# device, and leaves a JSON record in OUT. Made for a GPU that is lent for minutes: each part has its
-# own time limit, a part that fails does not stop the next, a short table comes last.
+# device, asks its driver for the codes that are not documented, and leaves JSON records in OUT. Made
+# for a GPU that is lent for minutes: each part has its own time limit, a part that fails does not
+# stop the next, a short table comes last.
 #
 #   bench/device_check.sh out                                 the first GPU, or the emulated device
 #   bench/device_check.sh out --device cuda:0 --wheels .whl   install what is missing from .whl only
@@ -14,7 +15,7 @@ set -uo pipefail
 
 die() { echo "device_check: $1" >&2; exit 2; }
 case "${1:-}" in
-  -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
   '' | -*) die "the first argument is a folder for the records; see --help" ;;
 esac
 out=$1 device=auto quick=0 wheels=''
@@ -74,6 +75,8 @@ fi
 part contract 150 env WEAVE_TEST_DEVICE="$device" "$python" -m pytest -q -p no:cacheprovider tests/contract
 part switch 240 "$python" -m weave_rt.benchmarks.switch --device "$device" "${sizes[@]}" \
   --repeats "$repeats" --out "$out/switch.json"
+# Last: one case may cost the device's context.
+part codes 60 "$python" -m weave_rt.probe --device "$device" --out "$out/driver_codes.json"
 
 echo
 echo "device $device, records in $out"

@@ -15,6 +15,16 @@ ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
 TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long campaigns run when the command line asks for them (``-m soak``) and not otherwise."""
+    if "soak" in (config.getoption("-m") or ""):
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+
+
 def _device_specs() -> list[str]:
     """$WEAVE_TEST_DEVICE alone where it is set, else the emulated device, and a GPU if any."""
     wanted = os.environ.get("WEAVE_TEST_DEVICE")

@@ -3,11 +3,15 @@
 WEAVE_SANITIZE=address or =thread builds everything with that sanitizer. Objects are kept in
 build/cpp-FLAVOUR under the hash of what went into them, so a second session compiles only what
 changed. CXX and WEAVE_CXX_JOBS (2) are honoured.
+
+The programs stay there too: build/cpp-plain/test_core_switch TEST --seed 7 replays what failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.metadata
 import os
 import platform
 import re
@@ -38,6 +42,10 @@ SANITIZER_ENVIRONMENT = {
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
+# Programs whose devices can be stepped (check.hpp): run once more for each of these seeds.
+STEPPED = {"test_core_switch": range(1, 21), "test_core_sweep": range(1, 3)}
+SOAKED = {"test_core_switch": range(21, 501), "test_core_sweep": range(3, 61)}
+
 # What ThreadSanitizer says where the kernel's address randomisation leaves it no room.
 NO_ROOM = "unexpected memory mapping"
 
@@ -95,9 +103,24 @@ class Builder:
         with ThreadPoolExecutor(JOBS) as pool:
             return list(pool.map(self.compile, sources))
 
-    def link(self, objects: list[Path], program: Path) -> Path:
-        run([COMPILER, *self.flags, *map(str, objects), "-ldl", "-o", str(program)])
+    def link(self, objects: list[Path], name: str) -> Path:
+        """The program of these objects, in the folder under the name of the test; a copy under the
+        hash of the objects is what runs, so that sessions do not disturb each other."""
+        digest = hashlib.sha256("\0".join(path.name for path in objects).encode()).hexdigest()
+        program = self.folder / f"{name}-{digest[:16]}"
+        if not program.exists():
+            for stale in self.folder.glob(f"{name}-{'?' * 16}"):
+                stale.unlink(missing_ok=True)
+            partial = program.with_suffix(f".{os.getpid()}.partial")
+            run([COMPILER, *self.flags, *map(str, objects), "-ldl", "-o", str(partial)])
+            partial.replace(program)
+            (self.folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(FileExistsError):
+                (self.folder / name).symlink_to(program.name)
         return program
+
+    def program(self, source: Path, library: list[Path]) -> Path:
+        return self.link([self.compile(source), *library], source.stem)
 
 
 def run(command: list[str]) -> None:
@@ -106,7 +129,7 @@ def run(command: list[str]) -> None:
         pytest.fail(f"{' '.join(command)}\n{done.stdout}{done.stderr}", pytrace=False)
 
 
-def execute(program: Path) -> subprocess.CompletedProcess[str]:
+def execute(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**SANITIZER_ENVIRONMENT, **os.environ}
 
     def once(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -119,10 +142,20 @@ def execute(program: Path) -> subprocess.CompletedProcess[str]:
             env=environment,
         )
 
-    done = once([str(program)])
+    whole = [str(program), *arguments]
+    done = once(whole)
     if done.returncode != 0 and NO_ROOM in done.stderr and shutil.which("setarch"):
-        done = once(["setarch", platform.machine(), "-R", str(program)])
+        done = once(["setarch", platform.machine(), "-R", *whole])
     return done
+
+
+def check_passes(program: Path, *arguments: str) -> None:
+    done = execute(program, *arguments)
+    if done.returncode != 0:
+        command = " ".join([str(program.relative_to(ROOT)), *arguments])
+        pytest.fail(
+            f"{command} exited with {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False
+        )
 
 
 def library_sources() -> list[Path]:
@@ -142,26 +175,58 @@ def library(builder: Builder) -> list[Path]:
 
 
 @pytest.mark.parametrize("source", sorted(TESTS.glob("test_*.cpp")), ids=lambda path: path.stem)
-def test_program(source: Path, builder: Builder, library: list[Path], tmp_path: Path) -> None:
-    program = builder.link([builder.compile(source), *library], tmp_path / source.stem)
-    done = execute(program)
-    if done.returncode != 0:
-        pytest.fail(
-            f"{source.name} exited with {done.returncode}\n{done.stdout}{done.stderr}",
-            pytrace=False,
-        )
+def test_program(source: Path, builder: Builder, library: list[Path]) -> None:
+    check_passes(builder.program(source, library))
 
 
-def cuda_headers() -> list[Path]:
-    folders = [
-        Path(home, "include") for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home
-    ]
-    return [folder for folder in folders if (folder / "cuda.h").is_file()]
+def seeded(programs: dict[str, range]) -> list[tuple[str, int]]:
+    return [(name, seed) for name, seeds in programs.items() for seed in seeds]
 
 
-def test_abi_matches_cuda_h(builder: Builder) -> None:
-    headers = cuda_headers()
-    if not headers:
+@pytest.mark.parametrize(("name", "seed"), seeded(STEPPED))
+def test_stepped(name: str, seed: int, builder: Builder, library: list[Path]) -> None:
+    """The stepper instead of engine threads: a failure prints the command that replays it."""
+    check_passes(builder.program(TESTS / f"{name}.cpp", library), "--seed", str(seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "seed"), seeded(SOAKED))
+def test_stepped_soak(name: str, seed: int, builder: Builder, library: list[Path]) -> None:
+    check_passes(builder.program(TESTS / f"{name}.cpp", library), "--seed", str(seed))
+
+
+def header_of_wheel(distribution: str) -> Path:
+    """The folder of the cuda.h that a runtime wheel installed; skips where there is none."""
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "cuda.h":
+            return Path(str(file.locate())).parent
+    pytest.skip(f"no cuda.h: the package {distribution} (extra `test`) is not installed")
+
+
+def check_abi(folder: Path) -> None:
+    includes = [f"-I{SOURCES}", f"-isystem{folder}"]
+    run([COMPILER, *FLAGS, "-Werror", "-fsyntax-only", *includes, str(TESTS / "abi_check.cpp")])
+
+
+@pytest.mark.parametrize(
+    ("distribution", "major"), [("nvidia-cuda-runtime-cu12", 12), ("nvidia-cuda-runtime", 13)]
+)
+def test_abi_matches_cuda_h_of(distribution: str, major: int) -> None:
+    folder = header_of_wheel(distribution)
+    version = re.search(r"#define CUDA_VERSION (\d+)", (folder / "cuda.h").read_text())
+    assert version is not None
+    assert int(version[1]) // 1000 == major
+    check_abi(folder)
+
+
+def test_abi_matches_the_installed_cuda_h() -> None:
+    homes = [home for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+    folders = [Path(home, "include") for home in homes]
+    found = [folder for folder in folders if (folder / "cuda.h").is_file()]
+    if not found:
         pytest.skip("no cuda.h under $CUDA_HOME/include or /usr/local/cuda/include")
-    includes = [f"-I{SOURCES}", f"-isystem{headers[0]}"]
-    run([COMPILER, *FLAGS, "-fsyntax-only", *includes, str(TESTS / "abi_check.cpp")])
+    check_abi(found[0])

@@ -52,6 +52,11 @@ def host_bytes_available() -> int:
     """What this process may still take: MemAvailable and the headroom of its cgroups, page cache
     that the kernel would give back counted as free. A host pool grows up to this."""
 
+def probe(spec: str) -> list[dict[str, str | int]]:
+    """The codes that a driver gives for calls that are wrong in one way where its documentation is
+    silent: {name, behaviour, call, mistake, code} each. Nothing else of the process may use the
+    device meanwhile. Raises UsageError, DeviceNotFound, DriverError."""
+
 @final
 class HostPool:
     """Pinned host memory. Made by Device.open; share one between the devices of a process."""
@@ -129,7 +134,8 @@ class Device:
         """What the emulated driver holds for this device now: handles, mappings, reservations,
         registrations, streams, events, bytes_used. Empty on a GPU."""
     def close(self) -> None:
-        """Close all tenants, then the device. Twice is fine. Open Spans become unusable."""
+        """Close all tenants, then the device; open Spans become unusable. Twice is fine: the second
+        time tries what the driver refused the first time."""
 
 @final
 class Tenant:

@@ -58,6 +58,7 @@ struct ReportObject {
 
 void bind_errors(py::module_& module);
 void bind_drivers(py::module_& module);  // FaultScope, call_counts, parse_emulated, cuda_driver
+void bind_probe(py::module_& module);    // probe
 void bind_reports(py::module_& module);  // SwitchReport
 void bind_device(py::module_& module);   // HostPool, Device
 void bind_memory(py::module_& module);   // Tenant, Region, Span
@@ -76,6 +77,9 @@ struct LoadedDriver {
   int driver_version = 0;
 };
 const LoadedDriver& loaded_driver();
+
+// The N of "cuda:N". Throws UsageError; does not ask whether there is such a device.
+int cuda_ordinal(const std::string& spec);
 
 // "GPU-xxxxxxxx-xxxx-..." of a device. Throws DriverError.
 std::string uuid_text(const cu::Table& table, int ordinal);

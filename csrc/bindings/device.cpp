@@ -1,5 +1,7 @@
 // bindings/device.cpp: HostPool and Device. The one place that opens a device: it
 // takes a table from drivers.cpp and hands the core a Driver, so that nothing below knows the kind.
+#include <algorithm>
+
 #include "bindings/bind.hpp"
 #include "emu/emulator.hpp"
 
@@ -14,7 +16,7 @@ Refusal not_found(const std::string& text) { return {Refusal::Kind::device_not_f
 
 std::shared_ptr<DeviceObject> open_emulated(const std::string& text, Device::Options options) {
   const auto spec = emu::Spec::parse(text);
-  const auto& table = emulated_table();
+  const auto table = emu::with_clock(emulated_table(), spec);
   const int ordinal = emu::add_device(spec);
   auto driver =
       std::make_shared<Driver>(table, ordinal, [ordinal] { emu::remove_device(ordinal); });
@@ -30,14 +32,9 @@ std::shared_ptr<DeviceObject> open_emulated(const std::string& text, Device::Opt
 }
 
 std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options options) {
-  const std::string number = text.substr(kCuda.size());
-  if (number.empty() || number.size() > 4 ||
-      number.find_first_not_of("0123456789") != std::string::npos) {
-    throw UsageError("device '" + text + "': expected cuda:N with N the device's number");
-  }
+  const int ordinal = cuda_ordinal(text);
   const auto& loaded = loaded_driver();
   if (!loaded.error.empty()) throw not_found("device " + text + ": " + loaded.error);
-  const int ordinal = std::stoi(number);
   int count = 0;
   cu::check(loaded.table.device_get_count(&count), cu::Call::device_get_count);
   if (ordinal >= count) {
@@ -125,6 +122,15 @@ void bind_host_pool(py::module_& module) {
 }
 
 }  // namespace
+
+int cuda_ordinal(const std::string& spec) {
+  const std::string number = spec.substr(std::min(kCuda.size(), spec.size()));
+  if (number.empty() || number.size() > 4 ||
+      number.find_first_not_of("0123456789") != std::string::npos) {
+    throw UsageError("device '" + spec + "': expected cuda:N with N the device's number");
+  }
+  return std::stoi(number);
+}
 
 void bind_device(py::module_& module) {
   bind_host_pool(module);

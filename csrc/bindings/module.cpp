@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core: devices, tenants, regions and the switch engine.";
   bind_errors(module);
   bind_drivers(module);
+  bind_probe(module);
   bind_reports(module);
   bind_device(module);
   bind_memory(module);

@@ -327,7 +327,10 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 void Device::close() noexcept {
   for (const auto& tenant : tenants()) close_tenant(tenant);
   const std::lock_guard lock(mutex_);
-  if (frames_ == nullptr) return;
+  if (frames_ == nullptr) {
+    driver_->retry_buried();  // what the driver refused when the device was closed
+    return;
+  }
   drain_.reset();
   {
     std::optional<ContextScope> scope;
@@ -336,6 +339,8 @@ void Device::close() noexcept {
     } catch (const DriverError&) {
       // The context is lost; releasing it takes streams and events along.
     }
+    // Copies of a switch that failed, whose end nobody saw, may still use what goes now.
+    if (scope && !engine_->settle()) driver_->table.ctx_synchronize();
     plain_link_.reset();
     stuck_links_.clear();
     unfinished_.clear();

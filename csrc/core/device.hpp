@@ -68,7 +68,8 @@ class Device {
   double plain_copy(Bytes bytes_out, Bytes bytes_in);
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
-  // Ends everything; never throws, twice is fine. Later operations throw UsageError.
+  // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
+  // operations throw UsageError.
   void close() noexcept;
 
   // Where a tenant is now.

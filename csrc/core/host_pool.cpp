@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "core/host_memory.hpp"
@@ -64,25 +65,28 @@ class HostPool::Piece {
     // The driver may still pin the pages if unregistering fails: then they must stay mapped. Both
     // steps are one undo, so a retry unmaps what it has unregistered.
     const int descriptor = std::exchange(descriptor_, -1);
-    context_->driver_ref()->undo(
-        cu::Call::mem_host_unregister, [context = std::weak_ptr<Context>(context_), data = data,
-                                        bytes = bytes, descriptor](const cu::Table& table) {
-          const auto alive = context.lock();
-          cu::Context popped = nullptr;
-          const bool pushed =
-              alive != nullptr && table.ctx_push_current(alive->raw()) == cu::kSuccess;
-          cu::Status status = table.mem_host_unregister(data);
-          if (pushed && table.ctx_pop_current(&popped) != cu::kSuccess) {
-            cu::report(table.ctx_pop_current(&popped), cu::Call::ctx_pop_current);
-          }
-          // Unregistered already, by an earlier try or with its context: only the pages are left.
-          if (status == cu::kHostMemoryNotRegistered || alive == nullptr) status = cu::kSuccess;
-          if (status == cu::kSuccess) {
-            munmap(data, bytes);
-            ::close(descriptor);
-          }
-          return status;
-        });
+    context_->driver_ref()->undo(cu::Call::mem_host_unregister,
+                                 [context = std::weak_ptr<Context>(context_), data = data,
+                                  bytes = bytes, descriptor](const cu::Table& table) {
+                                   const auto alive = context.lock();
+                                   cu::Status status = cu::kSuccess;
+                                   try {
+                                     std::optional<ContextScope> scope;
+                                     if (alive != nullptr) scope.emplace(*alive);
+                                     status = table.mem_host_unregister(data);
+                                   } catch (const DriverError& error) {
+                                     status = error.code;
+                                   }
+                                   // Unregistered already, by an earlier try or with its context:
+                                   // only the pages are left.
+                                   if (status == cu::kHostMemoryNotRegistered || alive == nullptr)
+                                     status = cu::kSuccess;
+                                   if (status == cu::kSuccess) {
+                                     munmap(data, bytes);
+                                     ::close(descriptor);
+                                   }
+                                   return status;
+                                 });
   }
   Piece(const Piece&) = delete;
   Piece& operator=(const Piece&) = delete;

@@ -17,16 +17,23 @@ inline constexpr Status kNotInitialized = 3;
 inline constexpr Status kDeinitialized = 4;
 inline constexpr Status kNoDevice = 100;
 inline constexpr Status kInvalidDevice = 101;
+inline constexpr Status kInvalidImage = 200;
 inline constexpr Status kInvalidContext = 201;
 inline constexpr Status kEccUncorrectable = 214;
 inline constexpr Status kInvalidHandle = 400;
+inline constexpr Status kIllegalState = 401;
+inline constexpr Status kNotFound = 500;
 inline constexpr Status kNotReady = 600;
 inline constexpr Status kIllegalAddress = 700;
 inline constexpr Status kContextIsDestroyed = 709;
 inline constexpr Status kHostMemoryAlreadyRegistered = 712;
 inline constexpr Status kHostMemoryNotRegistered = 713;
 inline constexpr Status kLaunchFailed = 719;
+inline constexpr Status kNotPermitted = 800;
 inline constexpr Status kNotSupported = 801;
+inline constexpr Status kCaptureUnsupported = 900;
+inline constexpr Status kCaptureInvalidated = 901;
+inline constexpr Status kCaptureWrongThread = 908;
 inline constexpr Status kUnknown = 999;
 
 using Device = int;                 // CUdevice: an ordinal
@@ -35,6 +42,10 @@ using AllocHandle = std::uint64_t;  // CUmemGenericAllocationHandle
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;
+using Module = struct CUmod_st*;
+using Function = struct CUfunc_st*;
+using Graph = struct CUgraph_st*;
+using HostFunction = void (*)(void* argument);  // CUhostFn
 
 struct Uuid {
   char bytes[16];
@@ -85,6 +96,11 @@ inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostRegisterPortable = 1;
+inline constexpr int kCaptureModeGlobal = 0;
+inline constexpr int kCaptureModeThreadLocal = 1;
 inline constexpr int kCaptureModeRelaxed = 2;
+inline constexpr int kCaptureNone = 0;
+inline constexpr int kCaptureActive = 1;
+inline constexpr int kCaptureBroken = 2;  // CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
 }  // namespace weave::cu

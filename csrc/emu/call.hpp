@@ -10,7 +10,7 @@
 
 namespace weave::emu {
 
-// Not initialised, or in a forked child: 3. Else success.
+// Not initialised, or in a forked child: 3; in a host function: 800. Else success.
 cu::Status process_status();
 
 // The context that is current on this thread; null when there is none.
@@ -23,7 +23,16 @@ cu::Status ambient_status();
 cu::Status need_context(std::shared_ptr<ContextState>& context);
 
 // Takes host time like the real call: a short latency spins, a long one sleeps.
-void spend(std::int64_t latency_ns);
+void spend(const DeviceState& device, std::int64_t latency_ns);
+
+// While it lives this thread runs a host function of a stream: every call gives 800.
+class HostFunctionScope {
+ public:
+  HostFunctionScope();
+  ~HostFunctionScope();
+  HostFunctionScope(const HostFunctionScope&) = delete;
+  HostFunctionScope& operator=(const HostFunctionScope&) = delete;
+};
 
 // No exception leaves a table function.
 template <class Body>
@@ -49,8 +58,12 @@ using cu::Context;
 using cu::Device;
 using cu::DevicePtr;
 using cu::Event;
+using cu::Function;
+using cu::Graph;
+using cu::HostFunction;
 using cu::MemAccessDesc;
 using cu::MemAllocationProp;
+using cu::Module;
 using cu::Status;
 using cu::Stream;
 using cu::Uuid;

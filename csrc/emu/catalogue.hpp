@@ -69,6 +69,13 @@ class Catalogue {
     return ended;
   }
 
+  // Ends every object that matches, as dead.
+  template <class Matches>
+  void remove_if(Matches matches) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(live_, [&](const auto& entry) { return matches(*entry.second); });
+  }
+
   template <class Matches>
   std::uint64_t count_if(Matches matches) const {
     const std::lock_guard lock(mutex_);

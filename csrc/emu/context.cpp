@@ -7,13 +7,16 @@
 
 #include "driver/clock.hpp"
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/sharing.hpp"
+#include "emu/stepper.hpp"
 
 namespace weave::emu {
 
 namespace {
 
 thread_local std::vector<std::shared_ptr<ContextState>> current_stack;
-thread_local int capture_mode = 0;  // global, as the driver starts
+thread_local bool in_host_function = false;
 
 cu::Context handle_of(const ContextState& context) {
   return reinterpret_cast<cu::Context>(context.id);
@@ -39,8 +42,7 @@ cu::Status need_device(int ordinal, std::shared_ptr<DeviceState>& device) {
 std::shared_ptr<ContextState> make_context(const std::shared_ptr<DeviceState>& device) {
   {
     const std::lock_guard lock(driver().memory);
-    if (device->bytes_free() < device->spec.context_bytes) throw std::bad_alloc();
-    ++device->contexts;
+    if (!take_context(*device)) throw std::bad_alloc();
   }
   auto context = std::make_shared<ContextState>();
   context->device = device;
@@ -58,15 +60,19 @@ void forget_memory_of(const ContextState& context) {
   const std::lock_guard lock(driver().memory);
   std::erase_if(driver().registrations,
                 [&](const auto& entry) { return entry.second->context.get() == &context; });
-  --context.device->contexts;
+  give_back_context(*context.device);
 }
 
 }  // namespace
 
 cu::Status process_status() {
+  if (in_host_function) return cu::kNotPermitted;
   if (driver().forked.load(std::memory_order_acquire)) return cu::kNotInitialized;
   return driver().initialized.load(std::memory_order_acquire) ? cu::kSuccess : cu::kNotInitialized;
 }
+
+HostFunctionScope::HostFunctionScope() { in_host_function = true; }
+HostFunctionScope::~HostFunctionScope() { in_host_function = false; }
 
 std::shared_ptr<ContextState> current_context() {
   return current_stack.empty() ? nullptr : current_stack.back();
@@ -84,10 +90,10 @@ cu::Status need_context(std::shared_ptr<ContextState>& context) {
   return context ? context->status() : cu::kInvalidContext;
 }
 
-void spend(std::int64_t latency_ns) {
+void spend(const DeviceState& device, std::int64_t latency_ns) {
   if (latency_ns <= 0) return;
-  const auto deadline = cu::system_now_ns() + latency_ns;
-  if (latency_ns >= 100'000) return cu::system_sleep_until_ns(deadline);
+  const auto deadline = now_ns(device) + latency_ns;
+  if (latency_ns >= 100'000 || device.spec.stepped) return sleep_until_ns(device, deadline);
   while (cu::system_now_ns() < deadline) {
   }
 }
@@ -99,18 +105,22 @@ void destroy_context(const std::shared_ptr<ContextState>& context) {
   driver().contexts.take(context->id);
   driver().streams.orphan_if(belongs);
   driver().events.orphan_if(belongs);
+  driver().functions.orphan_if(belongs);
+  driver().modules.orphan_if(belongs);
+  forget_captures(*context);
   {
     const Locked locked(device);
     pump(device);
   }
-  {
-    Locked locked(device);
-    // What is left is the copy that an engine is in the middle of; it stops at the next piece.
-    device.done.wait(locked.lock, [&] {
-      return std::ranges::none_of(device.streams, [&](const auto& stream) {
-        return stream->context == context && !stream->queue.empty();
-      });
+  stepper::abandon(device);
+  // What is left is what an engine is in the middle of; it stops at the next piece.
+  stepper::wait_until(device, [&] {
+    return std::ranges::none_of(device.streams, [&](const auto& stream) {
+      return stream->context == context && !stream->queue.empty();
     });
+  });
+  {
+    const Locked locked(device);
     std::erase_if(device.streams, [&](const auto& stream) { return stream->context == context; });
     context->null_stream = nullptr;
   }
@@ -284,16 +294,9 @@ Status ctx_synchronize() {
   return guarded([&]() -> Status {
     std::shared_ptr<ContextState> context;
     if (const auto status = need_context(context); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     return wait_for(*context, nullptr);
   });
-}
-
-// There is no capture yet; the mode of the thread is kept for whoever asks.
-Status thread_exchange_capture_mode(int* mode) {
-  if (const auto status = process_status(); status != cu::kSuccess) return status;
-  if (mode == nullptr || *mode < 0 || *mode > cu::kCaptureModeRelaxed) return cu::kInvalidValue;
-  std::swap(*mode, capture_mode);
-  return cu::kSuccess;
 }
 
 }  // namespace calls

@@ -5,8 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "driver/clock.hpp"
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/driver_codes.hpp"
 #include "emu/host.hpp"
 #include "emu/memory.hpp"
 #include "emu/pages.hpp"
@@ -16,8 +17,6 @@ namespace weave::emu {
 
 namespace {
 
-constexpr double kFillFactor = 10;  // a fill does not cross the link
-
 struct Submission {
   Kind kind = Kind::to_device;
   cu::DevicePtr device = 0;
@@ -26,31 +25,8 @@ struct Submission {
   std::uint64_t bytes = 0;
 };
 
-// pre: memory is held. False when part of the range is not mapped or not accessible.
-bool find_ranges(const Submission& wanted, int ordinal, std::vector<Range>& ranges) {
-  Reservation* reservation = reservation_of(wanted.device, wanted.bytes);
-  if (reservation == nullptr) return false;
-  const auto end = wanted.device + wanted.bytes;
-  auto next = reservation->mappings.upper_bound(wanted.device);
-  if (next == reservation->mappings.begin()) return false;
-  --next;
-  for (auto at = wanted.device; at < end; ++next) {
-    if (next == reservation->mappings.end()) return false;
-    const auto& mapping = next->second;
-    const auto mapping_end = mapping->address + mapping->bytes;
-    if (mapping->address > at || mapping_end <= at) return false;
-    const auto access = mapping->access.find(ordinal);
-    if (access == mapping->access.end()) return false;
-    if (wanted.kind != Kind::to_host && access->second != cu::kAccessReadWrite) return false;
-    const auto bytes = std::min(end, mapping_end) - at;
-    ranges.push_back({mapping, at - mapping->address, bytes});
-    at += bytes;
-  }
-  return true;
-}
-
 double rate_of(const Spec& spec, Kind kind, bool pageable) {
-  if (kind == Kind::fill) return spec.h2d_bytes_per_s * kFillFactor;
+  if (kind == Kind::fill) return on_device_rate(spec);
   const double link = kind == Kind::to_host ? spec.d2h_bytes_per_s : spec.h2d_bytes_per_s;
   return pageable ? std::min(link, spec.pageable_bytes_per_s) : link;
 }
@@ -77,9 +53,12 @@ cu::Status resolve(const ContextState& context, const Submission& wanted, Operat
       return cu::kInvalidValue;
     }
   }
-  if (!find_ranges(wanted, device.ordinal, operation.ranges)) {
+  const bool writes = wanted.kind != Kind::to_host;
+  if (!find_ranges(wanted.device, wanted.bytes, writes, device.ordinal, operation.ranges)) {
     // Refused at once, or found out by the engine: the driver does either.
-    if (device.coin()) return cu::kInvalidValue;
+    if (codes::copy_without_mapping != cu::kSuccess && device.coin()) {
+      return codes::copy_without_mapping;
+    }
     operation.ranges.clear();
     operation.faults = true;
   }
@@ -97,8 +76,10 @@ cu::Status submit(const Submission& wanted, cu::Stream handle) {
   if (stream->context != context) return cu::kInvalidHandle;
   if (wanted.bytes == 0) return cu::kSuccess;
   if (wanted.kind != Kind::fill && wanted.host == nullptr) return cu::kInvalidValue;
+  bool captured = false;
+  if (const auto status = capture_submission(*stream, captured); captured) return status;
   auto& device = *context->device;
-  spend(device.spec.copy_ns);
+  spend(device, device.spec.copy_ns);
   const auto operation = std::make_shared<Operation>();
   operation->kind = wanted.kind;
   operation->host = wanted.host;

@@ -14,6 +14,8 @@
 
 #include "driver/clock.hpp"
 #include "driver/status.hpp"
+#include "emu/pages.hpp"
+#include "emu/sharing.hpp"
 
 namespace weave::emu {
 
@@ -121,16 +123,16 @@ DeviceState::DeviceState(const Spec& wanted, int number)
       uuid(make_uuid(wanted.id)),
       limited(is_too_fast(wanted)),
       random_(spec.seed) {
-  for (auto& direction : engines) direction.resize(static_cast<std::size_t>(spec.engines));
+  for (const int direction : {kToDevice, kToHost}) {
+    engines[static_cast<std::size_t>(direction)].resize(static_cast<std::size_t>(spec.engines));
+  }
+  engines[kCompute].resize(1);
+  engines[kCalls].resize(1);
+  if (!spec.id.empty()) ledger = std::make_unique<Ledger>(pages::file_name(uuid).substr(21));
 }
 
 std::uint64_t DeviceState::draw() {
   return mix(random_.fetch_add(kGolden, std::memory_order_relaxed) + kGolden);
-}
-
-std::uint64_t DeviceState::bytes_free() const {
-  const auto taken = bytes_used + contexts * spec.context_bytes + spec.unmanaged_bytes;
-  return taken < spec.capacity_bytes ? spec.capacity_bytes - taken : 0;
 }
 
 Locked::~Locked() {
@@ -160,7 +162,7 @@ int add_device(const Spec& spec) {
   auto device = std::make_shared<DeviceState>(spec, ordinal);
   devices.push_back(device);
   try {
-    start_engines(device);
+    for (const int direction : {kToDevice, kToHost}) start_lane(device, direction);
   } catch (...) {
     stop_engines(*device);
     devices.back() = nullptr;
@@ -207,6 +209,7 @@ Census census(int ordinal) {
   result.descriptors = device->descriptors;
   result.pageable_copies = device->pageable_copies;
   const std::lock_guard lock(driver().memory);
+  bytes_free(*device);  // looks whether what lingers is still imported
   result.handles = device->handles;
   result.mappings = device->mappings;
   result.bytes_used = device->bytes_used;

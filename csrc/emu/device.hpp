@@ -11,16 +11,35 @@
 
 #include "emu/catalogue.hpp"
 #include "emu/emulator.hpp"
+#include "emu/ledger.hpp"
 #include "emu/objects.hpp"
 
 namespace weave::emu {
 
-// One copy engine. Busy in modelled time from begin_ns to free_at_ns, open while the copy runs.
+// What an operation runs on. The first two are the directions of emulator.hpp; all have engines of
+// their own, so a kernel, a host function and a copy each way run side by side.
+inline constexpr int kCompute = 2;
+inline constexpr int kCalls = 3;
+inline constexpr int kLanes = 4;
+
+// One engine. Busy in modelled time from begin_ns to free_at_ns, open while the copy runs.
 struct Engine {
   bool running = false;
   bool on_link = false;  // a fill is not
   std::int64_t begin_ns = 0;
-  std::int64_t free_at_ns = 0;  // modelled end of the last copy
+  std::int64_t free_at_ns = 0;  // modelled end of the last operation
+};
+
+// An operation that an engine is in the middle of: between two pieces of it, or inside one.
+struct Job {
+  std::shared_ptr<StreamState> stream;
+  std::shared_ptr<Operation> operation;
+  Engine* engine = nullptr;
+  int lane = kToDevice;
+  std::int64_t time_ns = 0;  // modelled end of the last piece
+  std::size_t range = 0;     // where the next piece begins
+  std::uint64_t at = 0;
+  std::uint64_t done = 0;  // bytes of a copy, steps of a kernel or call
 };
 
 struct DeviceState : std::enable_shared_from_this<DeviceState> {
@@ -40,10 +59,12 @@ struct DeviceState : std::enable_shared_from_this<DeviceState> {
 
   // Guarded by Driver::memory.
   std::uint64_t bytes_used = 0;
-  std::uint64_t contexts = 0;  // each holds context_bytes
+  std::uint64_t bytes_pending = 0;                // of bytes_used, for blocks that are being made
+  std::uint64_t contexts = 0;                     // each holds context_bytes
+  std::vector<std::shared_ptr<Block>> lingering;  // over here, but imported by another process
+  std::unique_ptr<Ledger> ledger;                 // null without an id
   std::uint64_t handles = 0;
   std::uint64_t mappings = 0;
-  std::uint64_t bytes_free() const;
 
   // Guarded by Driver::registry.
   std::shared_ptr<ContextState> primary;
@@ -54,16 +75,28 @@ struct DeviceState : std::enable_shared_from_this<DeviceState> {
   std::condition_variable work;
   std::condition_variable done;
   std::vector<std::shared_ptr<StreamState>> streams;  // also destroyed ones with work pending
-  std::array<std::vector<Engine>, 2> engines;         // by direction
+  std::array<std::vector<Engine>, kLanes> engines;
   std::uint64_t last_sequence = 0;
   bool stopping = false;
   std::vector<std::weak_ptr<DeviceState>> wakes;  // devices to look again once `mutex` is free
 
   std::vector<std::thread> threads;
+  std::array<bool, kLanes> started{};  // its threads run; of the last two only once they are used
+
+  // Guarded by the stepper's lock: what it has begun, and a digest of the order so far.
+  std::vector<Job> jobs;
+  std::uint64_t order = 0;
 
  private:
   std::atomic<std::uint64_t> random_;
 };
+
+// Bytes per second of work that does not cross the link.
+inline double on_device_rate(const Spec& spec) { return spec.h2d_bytes_per_s * 10; }
+
+// The device's clock: the host's, or the stepper's.
+std::int64_t now_ns(const DeviceState& device);
+void sleep_until_ns(const DeviceState& device, std::int64_t deadline_ns);
 
 // Holds a device's mutex; on release lets other devices look again whose streams waited for a
 // record that completed meanwhile. Do not wait on `lock` after pump() in the same scope.
@@ -92,11 +125,15 @@ struct Driver {
   std::vector<std::shared_ptr<DeviceState>> devices;  // by ordinal, null once removed
   std::map<cu::DevicePtr, Reservation> reservations;
   std::map<std::uintptr_t, std::shared_ptr<Registration>> registrations;
+  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<Block>> blocks;  // by ordinal and inode
 
   Catalogue<AllocReference> handles{1};
   Catalogue<ContextState> contexts{2};
   Catalogue<StreamState> streams{3};
   Catalogue<EventState> events{4};
+  Catalogue<ModuleState> modules{5};
+  Catalogue<FunctionState> functions{6};
+  Catalogue<GraphState> graphs{7};
 };
 
 // The driver of this process. Never destroyed: engine threads may outlive static destructors.
@@ -106,15 +143,19 @@ Driver& driver();
 std::shared_ptr<DeviceState> find_device(int ordinal);
 
 // queue.cpp. pre: the device's mutex is held.
-// Retires everything that needs no engine, drops the work of failed contexts, wakes the others.
+// Drops the work of failed contexts, retires what needs no engine (unless the stepper does) and
+// wakes the others.
 void pump(DeviceState& device);
+// The head needs no engine and may be over now; and then it is.
+bool can_retire(const DeviceState& device, const StreamState& stream);
+void retire(DeviceState& device, StreamState& stream);
 // Work of the other streams that must be over before the stream's head may start: none left.
 bool is_unblocked(const DeviceState& device, const StreamState& stream);
 // The modelled instant from which the stream's head may run.
 std::int64_t ready_at_ns(const DeviceState& device, const StreamState& stream);
 void pop_front(StreamState& stream);
-// The head is a copy for this direction, and may start.
-bool is_ready(const DeviceState& device, const StreamState& stream, int direction);
+// The head is an operation for this lane, and may start.
+bool is_ready(const DeviceState& device, const StreamState& stream, int lane);
 
 // queue.cpp, without the mutex.
 // Appends to the stream; blocks while it is full.
@@ -123,10 +164,20 @@ cu::Status enqueue(StreamState& stream, const std::shared_ptr<Operation>& operat
 cu::Status wait_for(ContextState& context, const StreamState* stream);
 bool has_work(ContextState& context, const StreamState* stream);
 
-// engine.cpp
-void start_engines(const std::shared_ptr<DeviceState>& device);
+// engine.cpp, without the mutex.
+// Threads for the engines of a lane, unless it has them or the device is stepped.
+void start_lane(const std::shared_ptr<DeviceState>& device, int lane);
 void stop_engines(DeviceState& device);
-bool run_next(DeviceState& device, int direction);
+bool run_next(DeviceState& device, int lane);
+// pre: the mutex is held. An engine of the lane that is free, or null.
+Engine* free_engine(DeviceState& device, int lane);
+// pre: the mutex is held; the stream's head is ready for the lane. It runs from now on.
+Job begin(DeviceState& device, int lane, Engine& engine,
+          const std::shared_ptr<StreamState>& stream);
+// Runs one piece; job.time_ns is then its modelled end. False when none is left or the job must
+// stop; then it is to be finished.
+bool run_piece(DeviceState& device, Job& job);
+void finish(DeviceState& device, Job& job);
 
 // context.cpp. Its pending work is dropped, its streams, events and registrations end.
 void destroy_context(const std::shared_ptr<ContextState>& context);

@@ -22,8 +22,9 @@ struct Spec {
   double h2d_bytes_per_s = 0;
   double d2h_bytes_per_s = 0;
   double pageable_bytes_per_s = 0;
-  double duplex = 0;  // share of a direction's bandwidth left while the other direction runs
-  int engines = 0;    // copy engines per direction; they share the direction's bandwidth
+  double duplex = 0;     // share of a direction's bandwidth left while the other direction runs
+  int engines = 0;       // copy engines per direction; they share the direction's bandwidth
+  bool stepped = false;  // operations run one piece at a time, in an order drawn from the seed
   // Host-side latency per call.
   std::int64_t copy_ns = 0;
   std::int64_t map_ns = 0;
@@ -55,6 +56,14 @@ void remove_device(int ordinal);
 // The emulated driver: static and complete.
 const cu::Table& table();
 
+// The same calls, with the clock that belongs to a device of this spec: a stepped one lives on a
+// manual clock, shared by all stepped devices of the process, on which no real time passes.
+cu::Table with_clock(cu::Table table, const Spec& spec);
+
+// Stepped devices only. A digest of what has run in which order: the same seed and the same calls
+// give the same.
+std::uint64_t order_digest(int ordinal);
+
 // Whether the CPU may touch the mapped and accessible blocks of this reservation. Off at first.
 void host_view(cu::DevicePtr reservation, bool readable);
 
@@ -81,7 +90,7 @@ struct Census {
 };
 Census census(int ordinal);
 
-// Directions of run_next.
+// Directions of run_next; a stepped device runs the operation as a whole, too.
 inline constexpr int kToDevice = 0;
 inline constexpr int kToHost = 1;
 

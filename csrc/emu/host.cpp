@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/driver_codes.hpp"
 #include "emu/memory.hpp"
 #include "emu/pages.hpp"
 #include "emu/story.hpp"
@@ -53,7 +55,7 @@ cu::Status find_registration(const ContextState& context, const void* host, std:
   if (!found || found->address >= begin + bytes) return cu::kSuccess;
   if (!found->portable && found->context.get() != &context) return cu::kSuccess;
   if (begin < found->address || begin + bytes > found->address + found->bytes) {
-    return cu::kInvalidValue;
+    return codes::copy_beyond_registration;
   }
   registration = found;
   return cu::kSuccess;
@@ -65,8 +67,10 @@ Status mem_host_register(void* address, std::size_t bytes, unsigned flags) {
   return guarded([&]() -> Status {
     std::shared_ptr<ContextState> context;
     if (const auto status = need_context(context); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     constexpr unsigned kKnown = cu::kHostRegisterPortable | kDeviceMap | kIoMemory | kReadOnly;
-    if (address == nullptr || bytes == 0 || (flags & ~kKnown) != 0) return cu::kInvalidValue;
+    if (address == nullptr || (flags & ~kKnown) != 0) return cu::kInvalidValue;
+    if (bytes == 0) return codes::register_zero;
     if ((flags & (kIoMemory | kReadOnly)) != 0) return cu::kNotSupported;
     if (bytes >= kTooLarge) return cu::kOutOfMemory;
     auto registration = std::make_shared<Registration>();
@@ -75,7 +79,7 @@ Status mem_host_register(void* address, std::size_t bytes, unsigned flags) {
     registration->portable = (flags & cu::kHostRegisterPortable) != 0;
     registration->context = context;
     const std::lock_guard slow(driver().slow);
-    spend(context->device->spec.register_ns);
+    spend(*context->device, context->device->spec.register_ns);
     if (!pages::is_mapped(address, bytes)) return cu::kInvalidValue;
     const std::lock_guard lock(driver().memory);
     if (const auto status = context->status(); status != cu::kSuccess) return status;
@@ -92,6 +96,7 @@ Status mem_host_unregister(void* address) {
   return guarded([&]() -> Status {
     std::shared_ptr<ContextState> context;
     if (const auto status = need_context(context); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     if (address == nullptr) return cu::kInvalidValue;
     const std::lock_guard slow(driver().slow);
     const std::lock_guard lock(driver().memory);

@@ -7,10 +7,35 @@
 
 #include "driver/status.hpp"
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/driver_codes.hpp"
 #include "emu/memory.hpp"
 #include "emu/pages.hpp"
 
 namespace weave::emu {
+
+bool find_ranges(cu::DevicePtr address, std::uint64_t bytes, bool writes, int ordinal,
+                 std::vector<Range>& ranges) {
+  Reservation* reservation = reservation_of(address, bytes);
+  if (reservation == nullptr) return false;
+  const auto end = address + bytes;
+  auto next = reservation->mappings.upper_bound(address);
+  if (next == reservation->mappings.begin()) return false;
+  --next;
+  for (auto at = address; at < end; ++next) {
+    if (next == reservation->mappings.end()) return false;
+    const auto& mapping = next->second;
+    const auto mapping_end = mapping->address + mapping->bytes;
+    if (mapping->address > at || mapping_end <= at) return false;
+    const auto access = mapping->access.find(ordinal);
+    if (access == mapping->access.end()) return false;
+    if (writes && access->second != cu::kAccessReadWrite) return false;
+    const auto piece = std::min(end, mapping_end) - at;
+    ranges.push_back({mapping, at - mapping->address, piece});
+    at += piece;
+  }
+  return true;
+}
 
 namespace {
 
@@ -54,6 +79,15 @@ std::map<int, int> changed(std::map<int, int> access, const cu::MemAccessDesc* d
     }
   }
   return access;
+}
+
+// Why an unmap is refused: it cuts a mapping, or there is none.
+cu::Status refused_unmap(cu::DevicePtr address, std::uint64_t bytes) {
+  const std::lock_guard lock(driver().memory);
+  const Reservation* reservation = reservation_of(address, bytes);
+  return reservation != nullptr && overlaps_mapping(*reservation, address, bytes)
+             ? codes::unmap_part
+             : codes::unmap_nothing;
 }
 
 // The whole mappings of the range, and whether their reservation is viewed by the CPU.
@@ -106,6 +140,7 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
                unsigned long long flags) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     auto mapping = std::make_shared<Mapping>();
     if (const auto status = find_handle(handle, "cuMemMap", mapping->block);
         status != cu::kSuccess) {
@@ -113,11 +148,12 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
     }
     const auto& device = mapping->block->device;
     // The whole block: that a part may be mapped is nowhere promised.
-    if (offset != 0 || flags != 0 || bytes != mapping->block->bytes ||
-        address % device->spec.granularity_bytes != 0) {
+    if (offset != 0) return codes::map_offset;
+    if (flags != 0) return codes::map_flags;
+    if (bytes != mapping->block->bytes || address % device->spec.granularity_bytes != 0) {
       return cu::kInvalidValue;
     }
-    spend(device->spec.map_ns);
+    spend(*device, device->spec.map_ns);
     mapping->address = address;
     mapping->bytes = bytes;
     const std::lock_guard slow(driver().slow);
@@ -125,14 +161,13 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
       const std::lock_guard lock(driver().memory);
       if (device->removed) return cu::kInvalidDevice;
       const Reservation* reservation = reservation_of(address, bytes);
-      if (reservation == nullptr || overlaps_mapping(*reservation, address, bytes)) {
-        return cu::kInvalidValue;
-      }
+      if (reservation == nullptr) return codes::map_outside;
+      if (overlaps_mapping(*reservation, address, bytes)) return codes::map_twice;
     }
     if (!show(*mapping, pages::Access::none)) return cu::kOutOfMemory;
     const std::lock_guard lock(driver().memory);
     // Released by another thread in between, and nothing else keeps it.
-    if (mapping->block->references == 0 && mapping->block->mappings == 0) {
+    if (mapping->block->is_over()) {
       abort_on_dead_handle(handle, "cuMemMap");
     }
     Reservation& reservation = *reservation_of(address, bytes);
@@ -147,10 +182,11 @@ Status mem_map(DevicePtr address, std::size_t bytes, std::size_t offset, AllocHa
 Status mem_unmap(DevicePtr address, std::size_t bytes) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     const auto first = look_up(address, bytes);
-    if (first.empty()) return cu::kInvalidValue;
+    if (first.empty()) return refused_unmap(address, bytes);
     auto& device = *first.front()->block->device;
-    spend(device.spec.unmap_ns);
+    spend(device, device.spec.unmap_ns);
     wait_by_seed(device);
     const std::lock_guard slow(driver().slow);
     Mappings mappings;  // ends after the lock: a block may end with it
@@ -160,7 +196,7 @@ Status mem_unmap(DevicePtr address, std::size_t bytes) {
       if (reservation != nullptr) mappings = mappings_in(*reservation, address, bytes);
       for (const auto& mapping : mappings) forget(*reservation, mapping);
     }
-    if (mappings.empty()) return cu::kInvalidValue;
+    if (mappings.empty()) return codes::unmap_nothing;
     return pages::put_nothing(pointer(address), bytes) ? cu::kSuccess : cu::kUnknown;
   });
 }
@@ -170,14 +206,15 @@ Status mem_set_access(DevicePtr address, std::size_t bytes, const MemAccessDesc*
                       std::size_t count) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     if (const auto status = check(desc, count); status != cu::kSuccess) return status;
     const auto first = look_up(address, bytes);
-    if (first.empty()) return cu::kInvalidValue;
-    spend(first.front()->block->device->spec.access_ns);
+    if (first.empty()) return codes::access_hole;
+    spend(*first.front()->block->device, first.front()->block->device->spec.access_ns);
     const std::lock_guard slow(driver().slow);
     bool viewed = false;
     const auto mappings = look_up(address, bytes, &viewed);
-    if (mappings.empty()) return cu::kInvalidValue;
+    if (mappings.empty()) return codes::access_hole;
     std::vector<std::map<int, int>> wanted;
     for (const auto& mapping : mappings) wanted.push_back(changed(mapping->access, desc, count));
     for (std::size_t i = 0; viewed && i < mappings.size(); ++i) {

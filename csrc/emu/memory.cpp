@@ -2,6 +2,7 @@
 // Driver::memory, and calls that change address ranges hold Driver::slow throughout.
 #include "emu/memory.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,23 +11,53 @@
 #include <utility>
 
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/driver_codes.hpp"
 #include "emu/pages.hpp"
+#include "emu/sharing.hpp"
 #include "emu/story.hpp"
 
 namespace weave::emu {
 
-Block::Block(std::shared_ptr<DeviceState> owner, std::uint64_t size)
-    : device(std::move(owner)), bytes(size) {
-  const bool huge = bytes % pages::kHugePageBytes == 0;
-  file = pages::make_file(bytes);
-  if (file >= 0) alias = pages::reserve(bytes, huge ? pages::kHugePageBytes : 0);
+namespace {
+
+// What new memory of that size is aligned to, so that it can have huge pages.
+std::size_t alias_alignment(std::uint64_t bytes) {
+  return bytes % pages::kHugePageBytes == 0 ? pages::kHugePageBytes : 0;
+}
+
+std::uint64_t inode_of(int file) {
+  struct stat status{};
+  return fstat(file, &status) == 0 ? status.st_ino : 0;
+}
+
+}  // namespace
+
+Block::Block(std::shared_ptr<DeviceState> owner, std::uint64_t size, bool for_export)
+    : device(std::move(owner)), bytes(size), exportable(for_export), imported(false) {
+  file = pages::make_file(pages::file_name(device->uuid), bytes);
+  if (file >= 0) alias = pages::reserve(bytes, alias_alignment(bytes));
   // Huge pages have to be asked for before the first touch, hence lazy.
+  const bool huge = alias_alignment(bytes) != 0;
   if (alias == nullptr || !pages::put_file(alias, bytes, file, pages::Access::read_write, huge) ||
       !pages::populate(alias, bytes)) {
     if (alias != nullptr) pages::release(alias, bytes);
     if (file >= 0) close(file);
     throw std::bad_alloc();
   }
+  inode = inode_of(file);
+  ++device->descriptors;
+}
+
+Block::Block(std::shared_ptr<DeviceState> owner, std::uint64_t size, int imported_file)
+    : device(std::move(owner)), bytes(size), exportable(true), imported(true), file(imported_file) {
+  alias = pages::reserve(bytes, alias_alignment(bytes));
+  if (alias == nullptr || !pages::put_file(alias, bytes, file, pages::Access::read_write)) {
+    if (alias != nullptr) pages::release(alias, bytes);
+    close(file);
+    throw std::bad_alloc();
+  }
+  inode = inode_of(file);
   ++device->descriptors;
 }
 
@@ -67,17 +98,12 @@ bool overlaps_mapping(const Reservation& reservation, cu::DevicePtr address, std
   return previous.address + previous.bytes > address;
 }
 
-void settle(const Block& block) {
-  if (block.references == 0 && block.mappings == 0) block.device->bytes_used -= block.bytes;
-}
-
 void forget(Reservation& reservation, const std::shared_ptr<Mapping>& mapping) {
   mapping->alive.store(false, std::memory_order_release);
   reservation.mappings.erase(mapping->address);
-  auto& block = *mapping->block;
-  --block.mappings;
-  --block.device->mappings;
-  settle(block);
+  --mapping->block->mappings;
+  --mapping->block->device->mappings;
+  settle(mapping->block);
 }
 
 void abort_on_dead_handle(cu::AllocHandle handle, const char* call) {
@@ -118,23 +144,14 @@ cu::Status check(const cu::MemAllocationProp* prop, std::shared_ptr<DeviceState>
     return cu::kNotSupported;
   }
   device = find_device(prop->location.id);
-  return device ? cu::kSuccess : cu::kInvalidDevice;
-}
-
-// Counts the bytes, or refuses: what does not fit must not be allocated even for a moment.
-bool take_bytes(DeviceState& device, std::uint64_t bytes) {
-  const std::lock_guard lock(driver().memory);
-  if (bytes > device.bytes_free()) return false;
-  device.bytes_used += bytes;
-  return true;
+  return device ? cu::kSuccess : codes::create_bad_device;
 }
 
 // pre: memory is held.
 void release_reference(const AllocReference& reference) {
-  auto& block = *reference.block;
-  --block.references;
-  --block.device->handles;
-  settle(block);
+  --reference.block->references;
+  --reference.block->device->handles;
+  settle(reference.block);
 }
 
 // Without a context any device may decide.
@@ -152,8 +169,12 @@ bool is_hint_taken() {
 void free_memory(DeviceState& device) {
   std::vector<std::shared_ptr<Mapping>> unmapped;  // blocks end after the locks
   std::vector<std::shared_ptr<AllocReference>> handles;
+  std::vector<std::shared_ptr<Block>> lingering;
   const std::lock_guard slow(driver().slow);
   const std::lock_guard lock(driver().memory);
+  lingering.swap(device.lingering);
+  std::erase_if(driver().blocks,
+                [&](const auto& entry) { return entry.first.first == device.ordinal; });
   handles = driver().handles.orphan_if(
       [&](const AllocReference& handle) { return handle.block->device.get() == &device; });
   for (const auto& handle : handles) release_reference(*handle);
@@ -187,7 +208,7 @@ Status mem_get_info(std::size_t* bytes_free, std::size_t* bytes_total) {
     if (const auto status = need_context(context); status != cu::kSuccess) return status;
     if (bytes_free == nullptr || bytes_total == nullptr) return cu::kInvalidValue;
     const std::lock_guard lock(driver().memory);
-    *bytes_free = context->device->bytes_free();
+    *bytes_free = emu::bytes_free(*context->device);
     *bytes_total = context->device->spec.capacity_bytes;
     return cu::kSuccess;
   });
@@ -212,25 +233,34 @@ Status mem_create(AllocHandle* handle, std::size_t bytes, const MemAllocationPro
                   unsigned long long flags) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     std::shared_ptr<DeviceState> device;
-    if (handle == nullptr || flags != 0) return cu::kInvalidValue;
+    if (handle == nullptr) return cu::kInvalidValue;
+    if (flags != 0) return codes::create_flags;
     if (const auto status = check(prop, device); status != cu::kSuccess) return status;
-    if (bytes == 0 || bytes % device->spec.granularity_bytes != 0) return cu::kInvalidValue;
-    if (!take_bytes(*device, bytes)) return cu::kOutOfMemory;
-    spend(device->spec.create_ns);
+    if (bytes == 0) return codes::create_zero;
+    if (bytes % device->spec.granularity_bytes != 0) return codes::create_unaligned;
+    {
+      const std::lock_guard lock(driver().memory);
+      if (!take_bytes(*device, bytes)) return cu::kOutOfMemory;
+    }
+    spend(*device, device->spec.create_ns);
     std::shared_ptr<Block> block;
     try {
-      block = std::make_shared<Block>(device, bytes);
+      const bool exportable = prop->requested_handle_types == cu::kHandlePosixFd;
+      block = std::make_shared<Block>(device, bytes, exportable);
     } catch (...) {
       const std::lock_guard lock(driver().memory);
-      device->bytes_used -= bytes;
+      give_back_bytes(*device, bytes);
       throw;
     }
     const std::lock_guard lock(driver().memory);
     if (device->removed) {
-      device->bytes_used -= bytes;
+      give_back_bytes(*device, bytes);
       return cu::kInvalidDevice;
     }
+    hold_bytes(*block);
+    if (block->exportable) driver().blocks[{device->ordinal, block->inode}] = block;
     ++block->references;
     ++device->handles;
     *handle = driver().handles.add(std::make_shared<AllocReference>(AllocReference{block}));
@@ -241,6 +271,7 @@ Status mem_create(AllocHandle* handle, std::size_t bytes, const MemAllocationPro
 Status mem_release(AllocHandle handle) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     const auto found = driver().handles.take(handle);
     if (found.life == Life::unknown) return cu::kInvalidValue;
     if (found.life != Life::live) abort_on_dead_handle(handle, "cuMemRelease");
@@ -255,10 +286,9 @@ Status mem_address_reserve(DevicePtr* address, std::size_t bytes, std::size_t al
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
     const auto granularity = granularity_for_reserving();
-    if (address == nullptr || bytes == 0 || bytes % granularity != 0 || flags != 0 ||
-        (alignment != 0 && !std::has_single_bit(alignment))) {
-      return cu::kInvalidValue;
-    }
+    if (address == nullptr || flags != 0) return cu::kInvalidValue;
+    if (alignment != 0 && !std::has_single_bit(alignment)) return codes::reserve_alignment;
+    if (bytes == 0 || bytes % granularity != 0) return codes::reserve_unaligned;
     // Room for huge pages, where the range could hold one.
     const std::size_t wanted = std::max<std::size_t>(
         {alignment, granularity, bytes >= pages::kHugePageBytes ? pages::kHugePageBytes : 0});
@@ -280,14 +310,14 @@ Status mem_address_reserve(DevicePtr* address, std::size_t bytes, std::size_t al
 Status mem_address_free(DevicePtr address, std::size_t bytes) {
   return guarded([&]() -> Status {
     if (const auto status = ambient_status(); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     const std::lock_guard slow(driver().slow);
     {
       const std::lock_guard lock(driver().memory);
       auto& all = driver().reservations;
       const auto found = all.find(address);
-      if (found == all.end() || found->second.bytes != bytes || !found->second.mappings.empty()) {
-        return cu::kInvalidValue;
-      }
+      if (found == all.end() || found->second.bytes != bytes) return codes::free_wrong_size;
+      if (!found->second.mappings.empty()) return codes::free_while_mapped;
       all.erase(found);
     }
     pages::release(pointer(address), bytes);

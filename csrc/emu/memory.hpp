@@ -20,10 +20,14 @@ std::vector<std::shared_ptr<Mapping>> mappings_in(const Reservation& reservation
 
 bool overlaps_mapping(const Reservation& reservation, cu::DevicePtr address, std::uint64_t bytes);
 
+// What a range touches, in order. False when part of it is not mapped, or not accessible to this
+// device in this way.
+bool find_ranges(cu::DevicePtr address, std::uint64_t bytes, bool writes, int ordinal,
+                 std::vector<Range>& ranges);
+
 // Unmapped in the books; queued copies will notice. The memory stops to count as used when this was
 // the last mapping and no handle is left.
 void forget(Reservation& reservation, const std::shared_ptr<Mapping>& mapping);
-void settle(const Block& block);
 
 // A live handle, or the status to return. A dead one aborts.
 cu::Status find_handle(cu::AllocHandle handle, const char* call, std::shared_ptr<Block>& block);

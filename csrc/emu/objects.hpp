@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "driver/abi.hpp"
@@ -22,16 +23,26 @@ struct Reservation;
 
 // One physical allocation: a memfd, and the mapping through which the engines copy.
 struct Block {
-  Block(std::shared_ptr<DeviceState> owner, std::uint64_t size);  // throws std::bad_alloc
+  // Both throw std::bad_alloc. The second one takes over a locked description of another process's
+  // block.
+  Block(std::shared_ptr<DeviceState> owner, std::uint64_t size, bool for_export);
+  Block(std::shared_ptr<DeviceState> owner, std::uint64_t size, int imported_file);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
+  // Neither referenced nor mapped in this process.
+  bool is_over() const { return references == 0 && mappings == 0; }
+
   const std::shared_ptr<DeviceState> device;
   const std::uint64_t bytes;
+  const bool exportable;
+  const bool imported;
+  bool exported = false;
   int file = -1;
+  std::uint64_t inode = 0;
   std::byte* alias = nullptr;
-  // The memory counts as used until both are zero.
+  // The memory counts as used until both are zero, here and in every process that imported it.
   std::uint64_t references = 0;
   std::uint64_t mappings = 0;
 };
@@ -81,7 +92,10 @@ struct Range {
   std::uint64_t bytes = 0;
 };
 
-enum class Kind { to_device, to_host, fill, record, wait };
+enum class Kind { to_device, to_host, fill, kernel, call, record, wait };
+
+struct Launch;  // launch.hpp
+struct Twin;
 
 struct Operation {
   Kind kind = Kind::record;
@@ -96,6 +110,9 @@ struct Operation {
   std::shared_ptr<Registration> registration;  // null for pageable memory
   std::vector<std::byte> staging;              // pageable, to_device
   std::shared_ptr<Record> record;              // record, wait
+  std::shared_ptr<const Launch> launch;        // kernel
+  void (*function)(void*) = nullptr;           // call
+  void* argument = nullptr;
 };
 
 struct StreamState {
@@ -112,6 +129,22 @@ struct EventState {
   bool timing = true;
   std::mutex mutex;
   std::shared_ptr<Record> latest;  // null: never recorded
+};
+
+struct ModuleState {
+  std::shared_ptr<ContextState> context;
+  std::string image;
+};
+
+struct FunctionState {
+  std::shared_ptr<ContextState> context;
+  std::shared_ptr<ModuleState> module;
+  const Twin* twin = nullptr;
+};
+
+// What a capture leaves: how much was captured.
+struct GraphState {
+  std::uint64_t nodes = 0;
 };
 
 struct ContextState {

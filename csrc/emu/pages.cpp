@@ -56,8 +56,18 @@ std::byte* reserve(std::size_t bytes, std::size_t alignment, void* hint) {
 
 void release(void* address, std::size_t bytes) { munmap(address, bytes); }
 
-int make_file(std::size_t bytes) {
-  const int file = memfd_create("weave-emulated-block", MFD_CLOEXEC);
+std::string file_name(const cu::Uuid& device) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string name = "weave-emulated-block-";
+  for (const char byte : device.bytes) {
+    name += kHex[static_cast<unsigned char>(byte) >> 4U];
+    name += kHex[static_cast<unsigned char>(byte) & 15U];
+  }
+  return name;
+}
+
+int make_file(const std::string& name, std::size_t bytes) {
+  const int file = memfd_create(name.c_str(), MFD_CLOEXEC);
   if (file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0) {
     close(file);
     return -1;

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+
+#include "driver/abi.hpp"
 
 namespace weave::emu::pages {
 
@@ -13,8 +16,10 @@ std::size_t page_bytes();
 std::byte* reserve(std::size_t bytes, std::size_t alignment, void* hint = nullptr);
 void release(void* address, std::size_t bytes);
 
+// The name of a device's memfds, by which an importer knows whose block a descriptor is.
+std::string file_name(const cu::Uuid& device);
 // A close-on-exec memfd of that size, or -1.
-int make_file(std::size_t bytes);
+int make_file(const std::string& name, std::size_t bytes);
 
 enum class Access { none, read, read_write };
 

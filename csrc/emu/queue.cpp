@@ -1,10 +1,11 @@
 // emu/queue.cpp: the order of operations. Streams are FIFO queues; records and waits retire here
-// as soon as they are first and allowed, copies stay until an engine has run them. Called by
+// as soon as they are first and allowed, the rest stays until an engine has run it; on a stepped
+// device all of it stays until the stepper comes to it. Called by
 // stream.cpp, copy.cpp, engine.cpp and context.cpp; everything is guarded by the device's mutex.
 #include <algorithm>
 
-#include "driver/clock.hpp"
 #include "emu/call.hpp"
+#include "emu/stepper.hpp"
 
 namespace weave::emu {
 
@@ -32,25 +33,12 @@ void complete(DeviceState& device, Record& record, std::int64_t time_ns) {
   record.watchers.clear();
 }
 
-// Retires or drops the head if it may go now.
-bool advance(DeviceState& device, StreamState& stream) {
-  if (stream.queue.empty()) return false;
+// Drops the head if its context failed and no engine has begun it. Its host function is not called.
+bool drop(DeviceState& device, StreamState& stream) {
+  if (stream.queue.empty() || stream.context->status() == cu::kSuccess) return false;
   const auto operation = stream.queue.front();
   if (operation->running) return false;
-  if (stream.context->status() != cu::kSuccess) {
-    if (operation->kind == Kind::record) complete(device, *operation->record, stream.time_ns);
-    pop_front(stream);
-    return true;
-  }
-  if (needs_engine(*operation) || !is_unblocked(device, stream)) return false;
-  std::int64_t time_ns = ready_at_ns(device, stream);
-  if (operation->kind == Kind::wait) {
-    if (!operation->record->complete.load(std::memory_order_acquire)) return false;
-    time_ns = std::max(time_ns, operation->record->time_ns.load(std::memory_order_relaxed));
-  } else {
-    complete(device, *operation->record, time_ns);
-  }
-  stream.time_ns = time_ns;
+  if (operation->kind == Kind::record) complete(device, *operation->record, stream.time_ns);
   pop_front(stream);
   return true;
 }
@@ -75,7 +63,39 @@ bool is_drained(const DeviceState& device, const ContextState& context, const St
   });
 }
 
+int lane_of(Kind kind) {
+  switch (kind) {
+    case Kind::to_host:
+      return kToHost;
+    case Kind::kernel:
+      return kCompute;
+    case Kind::call:
+      return kCalls;
+    default:
+      return kToDevice;
+  }
+}
+
 }  // namespace
+
+bool can_retire(const DeviceState& device, const StreamState& stream) {
+  if (stream.queue.empty() || stream.context->status() != cu::kSuccess) return false;
+  const auto& operation = *stream.queue.front();
+  if (needs_engine(operation) || !is_unblocked(device, stream)) return false;
+  return operation.kind != Kind::wait || operation.record->complete.load(std::memory_order_acquire);
+}
+
+void retire(DeviceState& device, StreamState& stream) {
+  const auto operation = stream.queue.front();
+  std::int64_t time_ns = ready_at_ns(device, stream);
+  if (operation->kind == Kind::wait) {
+    time_ns = std::max(time_ns, operation->record->time_ns.load(std::memory_order_relaxed));
+  } else {
+    complete(device, *operation->record, time_ns);
+  }
+  stream.time_ns = time_ns;
+  pop_front(stream);
+}
 
 void pop_front(StreamState& stream) {
   if (const auto& registration = stream.queue.front()->registration) {
@@ -111,53 +131,59 @@ std::int64_t ready_at_ns(const DeviceState& device, const StreamState& stream) {
   return ready;
 }
 
-bool is_ready(const DeviceState& device, const StreamState& stream, int direction) {
+bool is_ready(const DeviceState& device, const StreamState& stream, int lane) {
   if (stream.queue.empty()) return false;
   const auto& operation = *stream.queue.front();
   if (operation.running || !needs_engine(operation)) return false;
-  const int wanted = operation.kind == Kind::to_host ? kToHost : kToDevice;
-  return wanted == direction && is_unblocked(device, stream);
+  return lane_of(operation.kind) == lane && is_unblocked(device, stream);
 }
 
 void pump(DeviceState& device) {
+  const bool retires = !device.spec.stepped;
   bool moved = true;
   while (moved) {
     moved = false;
     for (const auto& stream : device.streams) {
-      while (advance(device, *stream)) moved = true;
+      while (drop(device, *stream)) moved = true;
+      while (retires && can_retire(device, *stream)) {
+        retire(device, *stream);
+        moved = true;
+      }
     }
   }
   forget_drained(device);
   device.work.notify_all();
   device.done.notify_all();
+  if (device.spec.stepped) stepper::changed();
 }
 
 cu::Status enqueue(StreamState& stream, const std::shared_ptr<Operation>& operation) {
-  auto& device = *stream.context->device;
-  {
-    Locked locked(device);
-    device.done.wait(locked.lock, [&] {
-      return stream.queue.size() < kStreamDepth || stream.context->status() != cu::kSuccess;
-    });
-  }
-  const Locked locked(device);
+  const auto device = stream.context->device;
+  start_lane(device, lane_of(operation->kind));
+  stepper::wait_until(*device, [&] {
+    return stream.queue.size() < kStreamDepth || stream.context->status() != cu::kSuccess;
+  });
+  const Locked locked(*device);
   const auto status = stream.context->status();
   if (status != cu::kSuccess || stream.destroyed) {
     if (operation->registration) operation->registration->in_flight.fetch_sub(1);
     return status != cu::kSuccess ? status : cu::kInvalidHandle;
   }
-  operation->sequence = ++device.last_sequence;
-  operation->enqueue_ns = cu::system_now_ns();
+  operation->sequence = ++device->last_sequence;
+  operation->enqueue_ns = now_ns(*device);
   stream.queue.push_back(operation);
-  pump(device);
+  pump(*device);
   return cu::kSuccess;
 }
 
 cu::Status wait_for(ContextState& context, const StreamState* stream) {
   auto& device = *context.device;
-  Locked locked(device);
-  const auto sequence = device.last_sequence + 1;
-  device.done.wait(locked.lock, [&] {
+  std::uint64_t sequence = 0;
+  {
+    const Locked locked(device);
+    sequence = device.last_sequence + 1;
+  }
+  stepper::wait_until(device, [&] {
     return is_drained(device, context, stream, sequence) || context.status() != cu::kSuccess;
   });
   return context.status();
@@ -165,6 +191,7 @@ cu::Status wait_for(ContextState& context, const StreamState* stream) {
 
 bool has_work(ContextState& context, const StreamState* stream) {
   auto& device = *context.device;
+  stepper::asked(device);
   const Locked locked(device);
   return !is_drained(device, context, stream, device.last_sequence + 1);
 }

@@ -137,6 +137,13 @@ std::string identity(const Entry& entry) {
   return std::string(entry.value);
 }
 
+bool is_stepped(const Entry& entry) {
+  if (entry.value != "threads" && entry.value != "stepped") {
+    refuse(entry.key, entry.value, "threads or stepped");
+  }
+  return entry.value == "stepped";
+}
+
 std::uint64_t page_bytes() {
   static const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -226,6 +233,8 @@ bool apply(Spec& spec, const Entry& entry) {
     spec.duplex = plain(entry, 0.01, 1, "0.01 to 1");
   else if (key == "engines")
     spec.engines = static_cast<int>(whole(entry, 1, 4));
+  else if (key == "engine")
+    spec.stepped = is_stepped(entry);
   else if (key == "copy")
     spec.copy_ns = latency(entry);
   else if (key == "map")
@@ -313,7 +322,8 @@ Spec Spec::parse(std::string_view text) {
     if (&entry == scale || &entry == speed || apply(spec, entry)) continue;
     refuse(entry.key, entry.value,
            "one of the keys scale, speed, capacity, granularity, block, h2d, d2h, duplex, "
-           "pageable, context, unmanaged, engines, id, seed, copy, map, access, unmap, create, "
+           "pageable, context, unmanaged, engine, engines, id, seed, copy, map, access, unmap, "
+           "create, "
            "register");
   }
   settle(spec, given);
@@ -346,6 +356,7 @@ std::string Spec::text() const {
   add_bytes("context", &Spec::context_bytes);
   add_bytes("unmanaged", &Spec::unmanaged_bytes);
   add("engines", std::to_string(engines), engines != base.engines);
+  add("engine", "stepped", stepped);
   add_time("copy", &Spec::copy_ns);
   add_time("map", &Spec::map_ns);
   add_time("access", &Spec::access_ns);

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "emu/call.hpp"
+#include "emu/capture.hpp"
+#include "emu/stepper.hpp"
 
 namespace weave::emu {
 
@@ -34,6 +36,12 @@ cu::Status need_event(cu::Event handle, std::shared_ptr<EventState>& event) {
   if (const auto status = need_context(context); status != cu::kSuccess) return status;
   if (const auto status = find_event(handle, event); status != cu::kSuccess) return status;
   return event->context->status();
+}
+
+// Waiting for a stream, or asking: not while it is captured, nor where that endangers a capture.
+cu::Status wait_status(const StreamState& stream) {
+  if (const auto status = capture_wait(stream); status != cu::kSuccess) return status;
+  return unsafe_status();
 }
 
 }  // namespace
@@ -88,6 +96,7 @@ Status stream_destroy(Stream stream) {
     if (found->is_null) return cu::kInvalidHandle;
     const auto taken = driver().streams.take(reinterpret_cast<std::uint64_t>(stream));
     if (taken.life != Life::live) return status_of(taken.life);
+    forget_capture(*found);
     const Locked locked(*found->context->device);
     found->destroyed = true;
     pump(*found->context->device);
@@ -99,6 +108,7 @@ Status stream_synchronize(Stream stream) {
   return guarded([&]() -> Status {
     std::shared_ptr<StreamState> found;
     if (const auto status = need_stream(stream, found); status != cu::kSuccess) return status;
+    if (const auto status = wait_status(*found); status != cu::kSuccess) return status;
     return wait_for(*found->context, found.get());
   });
 }
@@ -107,6 +117,7 @@ Status stream_query(Stream stream) {
   return guarded([&]() -> Status {
     std::shared_ptr<StreamState> found;
     if (const auto status = need_stream(stream, found); status != cu::kSuccess) return status;
+    if (const auto status = wait_status(*found); status != cu::kSuccess) return status;
     const bool pending = has_work(*found->context, found.get());
     const auto status = found->context->status();
     return status == cu::kSuccess && pending ? cu::kNotReady : status;
@@ -120,6 +131,8 @@ Status stream_wait_event(Stream stream, Event event, unsigned flags) {
     std::shared_ptr<EventState> awaited;
     if (const auto status = find_event(event, awaited); status != cu::kSuccess) return status;
     if (flags != 0) return cu::kInvalidValue;
+    bool captured = false;
+    if (const auto status = capture_submission(*found, captured); captured) return status;
     const auto record = latest_of(*awaited);
     if (!record) return cu::kSuccess;
     const auto& device = found->context->device;
@@ -170,6 +183,8 @@ Status event_record(Event event, Stream stream) {
     std::shared_ptr<EventState> recorded;
     if (const auto status = find_event(event, recorded); status != cu::kSuccess) return status;
     if (recorded->context != found->context) return cu::kInvalidHandle;
+    bool captured = false;
+    if (const auto status = capture_submission(*found, captured); captured) return status;
     auto operation = std::make_shared<Operation>();
     operation->kind = Kind::record;
     operation->record = std::make_shared<Record>();
@@ -185,6 +200,8 @@ Status event_query(Event event) {
   return guarded([&]() -> Status {
     std::shared_ptr<EventState> found;
     if (const auto status = need_event(event, found); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
+    stepper::asked(*found->context->device);
     const auto record = latest_of(*found);
     if (!record || record->complete.load(std::memory_order_acquire)) {
       return found->context->status();
@@ -197,9 +214,9 @@ Status event_synchronize(Event event) {
   return guarded([&]() -> Status {
     std::shared_ptr<EventState> found;
     if (const auto status = need_event(event, found); status != cu::kSuccess) return status;
+    if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     if (const auto record = latest_of(*found)) {
-      Locked locked(*record->device);
-      record->device->done.wait(locked.lock, [&] { return record->complete.load(); });
+      stepper::wait_until(*record->device, [&] { return record->complete.load(); });
     }
     return found->context->status();
   });

@@ -18,11 +18,15 @@ static_assert(CUDA_VERSION >= 11040);
 // structs of one size (their members are compared below) or opaque ones.
 template <class A, class B>
 constexpr bool is_same_abi() {
-  if constexpr (std::is_pointer_v<A> && std::is_pointer_v<B>) {
+  if constexpr (std::is_same_v<A, B>) {
+    return true;
+  } else if constexpr (std::is_pointer_v<A> && std::is_pointer_v<B>) {
     using To = std::remove_pointer_t<A>;
     using Other = std::remove_pointer_t<B>;
     return std::is_const_v<To> == std::is_const_v<Other> &&
            is_same_abi<std::remove_const_t<To>, std::remove_const_t<Other>>();
+  } else if constexpr (std::is_function_v<A> || std::is_function_v<B>) {
+    return false;
   } else if constexpr (std::is_void_v<A> || std::is_void_v<B>) {
     return std::is_void_v<A> && std::is_void_v<B>;
   } else if constexpr (std::is_class_v<A> && std::is_class_v<B>) {
@@ -59,12 +63,14 @@ static_assert(!SameCall<int (*)(int*), int (*)(const int*)>::value);
 static_assert(!SameCall<int (*)(int), int (*)(int, int)>::value);
 static_assert(!SameCall<int (*)(float), int (*)(int)>::value);
 static_assert(!SameCall<int (*)(void*), int (*)(CUdeviceptr)>::value);
+static_assert(!SameCall<int (*)(void (*)(void*)), int (*)(void (*)(int))>::value);
 
 static_assert(sizeof(cu::Status) == sizeof(CUresult));
 static_assert(sizeof(cu::Device) == sizeof(CUdevice));
 static_assert(sizeof(cu::DevicePtr) == sizeof(CUdeviceptr));
 static_assert(sizeof(cu::AllocHandle) == sizeof(CUmemGenericAllocationHandle));
 static_assert(sizeof(cu::Uuid) == sizeof(CUuuid));
+static_assert(std::is_same_v<cu::HostFunction, CUhostFn>);
 static_assert(sizeof(cu::MemLocation) == sizeof(CUmemLocation));
 static_assert(offsetof(cu::MemLocation, type) == offsetof(CUmemLocation, type));
 static_assert(offsetof(cu::MemLocation, id) == offsetof(CUmemLocation, id));
@@ -99,16 +105,23 @@ static_assert(is(cu::kNotInitialized, CUDA_ERROR_NOT_INITIALIZED));
 static_assert(is(cu::kDeinitialized, CUDA_ERROR_DEINITIALIZED));
 static_assert(is(cu::kNoDevice, CUDA_ERROR_NO_DEVICE));
 static_assert(is(cu::kInvalidDevice, CUDA_ERROR_INVALID_DEVICE));
+static_assert(is(cu::kInvalidImage, CUDA_ERROR_INVALID_IMAGE));
 static_assert(is(cu::kInvalidContext, CUDA_ERROR_INVALID_CONTEXT));
 static_assert(is(cu::kEccUncorrectable, CUDA_ERROR_ECC_UNCORRECTABLE));
 static_assert(is(cu::kInvalidHandle, CUDA_ERROR_INVALID_HANDLE));
+static_assert(is(cu::kIllegalState, CUDA_ERROR_ILLEGAL_STATE));
+static_assert(is(cu::kNotFound, CUDA_ERROR_NOT_FOUND));
 static_assert(is(cu::kNotReady, CUDA_ERROR_NOT_READY));
 static_assert(is(cu::kIllegalAddress, CUDA_ERROR_ILLEGAL_ADDRESS));
 static_assert(is(cu::kContextIsDestroyed, CUDA_ERROR_CONTEXT_IS_DESTROYED));
 static_assert(is(cu::kHostMemoryAlreadyRegistered, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED));
 static_assert(is(cu::kHostMemoryNotRegistered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED));
 static_assert(is(cu::kLaunchFailed, CUDA_ERROR_LAUNCH_FAILED));
+static_assert(is(cu::kNotPermitted, CUDA_ERROR_NOT_PERMITTED));
 static_assert(is(cu::kNotSupported, CUDA_ERROR_NOT_SUPPORTED));
+static_assert(is(cu::kCaptureUnsupported, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+static_assert(is(cu::kCaptureInvalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+static_assert(is(cu::kCaptureWrongThread, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));
 static_assert(is(cu::kUnknown, CUDA_ERROR_UNKNOWN));
 
 static_assert(is(cu::kLocationDevice, CU_MEM_LOCATION_TYPE_DEVICE));
@@ -136,6 +149,11 @@ static_assert(is(cu::kEventDefault, CU_EVENT_DEFAULT));
 static_assert(is(cu::kEventBlockingSync, CU_EVENT_BLOCKING_SYNC));
 static_assert(is(cu::kEventDisableTiming, CU_EVENT_DISABLE_TIMING));
 static_assert(is(cu::kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE));
+static_assert(is(cu::kCaptureModeGlobal, CU_STREAM_CAPTURE_MODE_GLOBAL));
+static_assert(is(cu::kCaptureModeThreadLocal, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 static_assert(is(cu::kCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED));
+static_assert(is(cu::kCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE));
+static_assert(is(cu::kCaptureActive, CU_STREAM_CAPTURE_STATUS_ACTIVE));
+static_assert(is(cu::kCaptureBroken, CU_STREAM_CAPTURE_STATUS_INVALIDATED));
 
 }  // namespace

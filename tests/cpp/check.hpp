@@ -5,6 +5,11 @@
 //   option("sequences", 300)  reads --sequences N of the command line or WEAVE_SEQUENCES
 //   CHECK_ABORTS(expr, "part of stderr")  runs the program again, for this one test, up to this
 //     expression: a forked child would be no driver process any more.
+//
+//   PROGRAM [TEST] [--seed N]   one test, or all. With a seed the devices that the tests open by
+//     spec_with_seed() are stepped: no engine threads, operations in an order that is drawn from
+//     the seed, on a clock of their own. The same seed gives the same order; a test that fails
+//     prints the command that replays it.
 #pragma once
 
 #include <fcntl.h>
@@ -42,6 +47,33 @@ inline std::atomic<int>& failures() {
 inline const char*& running() {
   static const char* name = "";
   return name;
+}
+
+// What other programs of a test do (process.hpp), by name.
+inline std::vector<Case>& children() {
+  static std::vector<Case> all;
+  return all;
+}
+
+// Of --seed; 0 when the engines run on threads.
+inline unsigned long& seed() {
+  static unsigned long value = 0;
+  return value;
+}
+
+// A device spec as it is, or, under --seed, stepped with that seed.
+inline std::string spec_with_seed(std::string spec) {
+  if (seed() == 0) return spec;
+  const auto begin = spec.find("&seed=");
+  if (begin != std::string::npos) spec.erase(begin, spec.find('&', begin + 1) - begin);
+  const auto first = spec.find("?seed=");
+  if (first != std::string::npos) {
+    const auto end = spec.find('&', first);
+    spec.erase(first + 1, end == std::string::npos ? end : end - first);
+    if (end == std::string::npos) spec.pop_back();
+  }
+  spec += spec.find('?') == std::string::npos ? '?' : '&';
+  return spec + "engine=stepped&seed=" + std::to_string(seed());
 }
 
 // In a child of CHECK_ABORTS: the line to run; else 0.
@@ -97,7 +129,9 @@ inline void check_aborts(const char* file, int line, const char* wanted) {
     setrlimit(RLIMIT_CORE, &none);
     dup2(ends[1], STDERR_FILENO);
     dup2(ends[1], STDOUT_FILENO);
-    execl("/proc/self/exe", "test", running(), at.c_str(), nullptr);
+    const std::string seeded = std::to_string(seed());
+    execl("/proc/self/exe", "test", running(), "--seed", seeded.c_str(), "--line", at.c_str(),
+          nullptr);
     _exit(127);
   }
   close(ends[1]);
@@ -130,16 +164,42 @@ inline std::uint64_t option(const std::string& name, std::uint64_t none) {
   return value == nullptr ? none : std::strtoull(value, nullptr, 0);
 }
 
+// Reads the arguments; returns the name of the one test to run, or null for all.
+inline const char* parse(int argc, char** argv) {
+  const char* only = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    const bool has_value = i + 1 < argc;
+    if (std::strcmp(argv[i], "--seed") == 0 && has_value) {
+      seed() = std::strtoul(argv[++i], nullptr, 10);
+    } else if (std::strcmp(argv[i], "--line") == 0 && has_value) {
+      line_to_abort_at() = std::atoi(argv[++i]);
+    } else {
+      only = argv[i];
+    }
+  }
+  return only;
+}
+
+inline int run_child(const char* name) {
+  running() = name;
+  for (const auto& child : children()) {
+    if (std::strcmp(child.name, name) == 0) child.body();
+  }
+  return failures() == 0 ? 0 : 1;
+}
+
 inline int run_all(int argc, char** argv) {
-  arguments().assign(argv + 1, argv + argc);
-  if (argc > 1 && std::strncmp(argv[1], "--", 2) == 0) argc = 1;
-  if (argc > 2) line_to_abort_at() = std::atoi(argv[2]);
+  if (argc == 3 && std::strcmp(argv[1], "--child") == 0) return run_child(argv[2]);
+  const char* only = parse(argc, argv);
   for (const auto& test : cases()) {
-    if (argc > 1 && std::strcmp(argv[1], test.name) != 0) continue;
+    if (only != nullptr && std::strcmp(only, test.name) != 0) continue;
     running() = test.name;
     const int before = failures();
     test.body();
     std::printf("%s %s\n", failures() == before ? "ok  " : "FAIL", test.name);
+    if (failures() != before && seed() != 0) {
+      std::printf("replay: %s %s --seed %lu\n", argv[0], test.name, seed());
+    }
     std::fflush(stdout);
   }
   return failures() == 0 ? 0 : 1;

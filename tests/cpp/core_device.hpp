@@ -22,9 +22,12 @@ inline constexpr const char* kSixteenBlocks =
     "&copy=0ns&map=0ns&access=0ns&unmap=0ns&create=0ns";
 inline constexpr Bytes kBlock = 4096;
 
+// Under --seed with the stepper's clock.
 inline const cu::Table& counted_table() {
   static const cu::Table table = [] {
-    const cu::Table wrapped = cu::counted(cu::Upstream::emulated, emu::table());
+    const auto spec = emu::Spec::parse(spec_with_seed(kSixteenBlocks));
+    const cu::Table wrapped =
+        cu::counted(cu::Upstream::emulated, emu::with_clock(emu::table(), spec));
     cu::check(wrapped.init(0), cu::Call::init);
     return wrapped;
   }();
@@ -49,7 +52,7 @@ inline Device::Options options_with(Bytes host_budget = Bytes{1} << 30) {
 // An emulated device that lives until the last owner made through its Driver is gone.
 struct Emulated {
   explicit Emulated(const char* spec = kSixteenBlocks)
-      : ordinal(emu::add_device(emu::Spec::parse(spec))),
+      : ordinal(emu::add_device(emu::Spec::parse(spec_with_seed(spec)))),
         driver(std::make_shared<Driver>(counted_table(), ordinal,
                                         [id = ordinal] { emu::remove_device(id); })) {}
   int ordinal;

@@ -49,7 +49,9 @@ struct HostBuffer {
 // A device, its context retained and current on this thread.
 struct Opened {
   explicit Opened(const std::string& text = kSmall)
-      : spec(emu::Spec::parse(text)), table(emu::table()), ordinal(emu::add_device(spec)) {
+      : spec(emu::Spec::parse(text)),
+        table(emu::with_clock(emu::table(), spec)),
+        ordinal(emu::add_device(spec)) {
     table.init(0);
     CHECK_EQ(table.primary_ctx_retain(&context, ordinal), 0);
     CHECK_EQ(table.ctx_push_current(context), 0);
@@ -61,8 +63,9 @@ struct Opened {
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
 
-  cu::AllocHandle create(std::size_t bytes) {
-    const auto prop = prop_for(ordinal);
+  cu::AllocHandle create(std::size_t bytes, int handle_types = cu::kHandleNone) {
+    auto prop = prop_for(ordinal);
+    prop.requested_handle_types = handle_types;
     cu::AllocHandle handle = 0;
     CHECK_EQ(table.mem_create(&handle, bytes, &prop, 0), 0);
     return handle;
@@ -87,6 +90,23 @@ struct Opened {
     }
     CHECK_EQ(allow(address, bytes), 0);
     return address;
+  }
+  // The block of a handle at an address of its own, accessible.
+  cu::DevicePtr map(cu::AllocHandle handle, std::size_t bytes) {
+    const auto address = reserve(bytes);
+    CHECK_EQ(table.mem_map(address, bytes, 0, handle, 0), 0);
+    CHECK_EQ(allow(address, bytes), 0);
+    return address;
+  }
+  void unmap(cu::DevicePtr address, std::size_t bytes) {
+    CHECK_EQ(table.mem_unmap(address, bytes), 0);
+    CHECK_EQ(table.mem_address_free(address, bytes), 0);
+  }
+  std::size_t bytes_free() const {
+    std::size_t free_now = 0;
+    std::size_t total = 0;
+    CHECK_EQ(table.mem_get_info(&free_now, &total), 0);
+    return free_now;
   }
   cu::DevicePtr memory(int blocks = 1) { return memory(blocks, spec.block_bytes); }
   cu::Status pin(const HostBuffer& buffer) {

@@ -246,3 +246,56 @@ TEST(bytes_that_were_handed_over_fault) {
   waitpid(child, &status, 0);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
+
+TEST(every_tag_is_rescued_as_itself) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 2, 1);
+  Patterned second = pair.a;
+  second.keep = pair.device->region(pair.a.tenant, "optimizer", Policy::keep, 0);
+  second.spans.push_back(pair.device->allocate(second.keep, 3 * kBlock, 512));
+  second.bytes = 3 * kBlock;
+  second.seed = 9;
+  second.write();
+  pair.device->suspend(pair.a.tenant, 60);
+  auto saved = pair.device->rescue(pair.a.tenant);
+  CHECK_EQ(saved.size(), 2u);
+  CHECK(pair.a.matches(saved));
+  CHECK(second.matches(reinterpret_cast<const unsigned char*>(saved.at("optimizer").data())));
+  pair.device->resume(pair.a.tenant, 60);
+  CHECK(pair.a.intact() && second.intact());
+}
+
+TEST(spans_end_where_the_region_ends) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 4, 1);
+  pair.a.spans.clear();
+  const auto most = pair.device->allocate(pair.a.keep, 3 * kBlock + 1, 1);
+  const auto rest = pair.device->allocate(pair.a.keep, kBlock, 1);
+  CHECK(rest->offset() >= most->offset() + most->bytes());
+  CHECK(rest->offset() + rest->bytes() <= pair.a.keep->slots.size() * kBlock);
+  CHECK_EQ(pair.a.keep->slots.size(), 5u);
+}
+
+TEST(what_is_made_is_ended_once) {
+  const auto count = [](cu::Call call) {
+    return cu::call_counts(cu::Upstream::emulated)[static_cast<std::size_t>(call)];
+  };
+  const std::pair<cu::Call, cu::Call> ends[] = {
+      {cu::Call::mem_create, cu::Call::mem_release},
+      {cu::Call::mem_address_reserve, cu::Call::mem_address_free},
+      {cu::Call::mem_host_register, cu::Call::mem_host_unregister},
+      {cu::Call::stream_create, cu::Call::stream_destroy},
+      {cu::Call::event_create, cu::Call::event_destroy},
+      {cu::Call::primary_ctx_retain, cu::Call::primary_ctx_release},
+      {cu::Call::ctx_push_current, cu::Call::ctx_pop_current}};
+  std::vector<std::uint64_t> before;
+  for (const auto& [make, end] : ends) before.push_back(count(make) - count(end));
+  {
+    Pair pair;
+    pair.attach_both();
+    pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  }
+  for (std::size_t index = 0; index < std::size(ends); ++index) {
+    CHECK_EQ(count(ends[index].first) - count(ends[index].second), before[index]);
+  }
+}

@@ -122,3 +122,38 @@ TEST(headroom_of_the_host_pool_never_refuses_what_fits) {
   const auto second = device.allocate(region, kBlock, 512);
   CHECK_EQ(device.host_pool()->used(), 161 * kBlock);
 }
+
+TEST(a_dead_context_on_the_callers_thread_does_not_make_us_forget_a_mapping) {
+  const auto& table = counted_table();
+  const int other = emu::add_device(emu::Spec::parse(kSixteenBlocks));
+  cu::Context dead = nullptr;
+  CHECK_EQ(table.primary_ctx_retain(&dead, other), 0);
+  CHECK_EQ(table.ctx_push_current(dead), 0);
+  emu::remove_device(other);
+  {
+    Pair pair;
+    pair.attach_both();
+    {
+      const cu::FaultScope fault({1, true, cu::Call::ctx_push_current});
+      pair.device->close_tenant(pair.b.tenant);
+    }
+    pair.b = {};
+    pair.device->resume(pair.a.tenant, 60);
+    CHECK_EQ(emu::census(pair.emulated.ordinal).mappings, 16u + 11u);
+    pair.device->close();
+    check_nothing_left(pair.emulated.ordinal);
+  }
+  table.ctx_pop_current(&dead);
+}
+
+TEST(closing_again_ends_what_the_driver_refused) {
+  Pair pair;
+  pair.attach_both();
+  const auto pool = pair.device->host_pool();  // holds the context
+  {
+    const cu::FaultScope fault({1, true});
+    pair.device->close();
+  }
+  pair.device->close();
+  check_nothing_left(pair.emulated.ordinal);
+}

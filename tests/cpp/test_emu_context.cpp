@@ -43,7 +43,7 @@ bool any(std::string_view) { return true; }
 bool returns_sticky(std::string_view field) {
   return !field.starts_with("device_") && !field.starts_with("primary_ctx_") &&
          (!field.starts_with("ctx_") || field == "ctx_synchronize") &&
-         field != "thread_exchange_capture_mode";
+         field != "thread_exchange_capture_mode" && field != "graph_destroy";
 }
 
 // Breaks the context: a fill of memory that was reserved only. By seed the call itself refuses.
@@ -115,6 +115,12 @@ TEST(behaviour_2_no_context_on_this_thread) {
     CHECK_EQ(table.ctx_synchronize(), cu::kInvalidContext);
     CHECK_EQ(table.mem_get_info(&bytes, &bytes), cu::kInvalidContext);
     CHECK_EQ(table.ctx_pop_current(nullptr), cu::kInvalidContext);
+    cu::Module module = nullptr;
+    CHECK_EQ(table.module_load_data(&module, ".version 7.0"), cu::kInvalidContext);
+    CHECK_EQ(table.launch_kernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr),
+             cu::kInvalidContext);
+    CHECK_EQ(table.launch_host_func(nullptr, nullptr, nullptr), cu::kInvalidContext);
+    CHECK_EQ(table.stream_begin_capture(nullptr, cu::kCaptureModeGlobal), cu::kInvalidContext);
     cu::Context current = device.context;
     CHECK_EQ(table.ctx_get_current(&current), 0);
     CHECK(current == nullptr);
