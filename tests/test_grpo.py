@@ -271,7 +271,7 @@ def test_a_gpu_is_refused_before_the_run_in_one_line() -> None:
 
         def sleep_until_ns(self, deadline_ns: int) -> None: ...
 
-    job = JobSpec(name="a", kind="grpo", iterations=1, config={})
+    job = JobSpec(name="a", kind="grpo", iterations=1, config=SMALL)
     kind_of(job, Setting(Clock())).prepare(job)
     with pytest.raises(UsageError, match=r"kind grpo .* emulated devices only") as caught:
         kind_of(job, Setting(Clock(), readable=False)).prepare(job)

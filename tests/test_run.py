@@ -195,7 +195,7 @@ def wait_for(process, text):
     pytest.fail(f"{text!r} was never said; exit code {process.wait()}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_cleanly_and_lists_what_was_written(spec, tmp_path, number):
     spec.write_text(LONG)
     out = tmp_path / "out"

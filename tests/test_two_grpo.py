@@ -70,7 +70,7 @@ def test_a_config_that_only_the_data_set_refuses_is_found_before_any_job_starts(
 ) -> None:
     assert old in SPEC
     spec.write_text(SPEC.replace(old, new))
-    job, line = ("1", 11) if old == "chain_sum" else ("0", 8)
+    job, line = ("1", 12) if old == "chain_sum" else ("0", 8)
     for names in (["backward"], ["backward", "sums"]):  # alone and together
         with pytest.raises(SpecError) as caught:
             live.run_jobs(load_spec(spec), names, Started(), lambda: False)

@@ -6,12 +6,15 @@ is one plain line on stderr; tracebacks only with ``--debug``.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -82,26 +85,43 @@ def _invoke(arguments: list[str]) -> int:
     """What typer's own ``main`` does, but it hides Ctrl-C and broken pipes from us."""
     command = typer.main.get_command(app)
     try:
-        with command.make_context("weave", list(arguments)) as context:
+        with _typers_own_output(), command.make_context("weave", list(arguments)) as context:
             code = command.invoke(context)
     except typer.Exit as end:
         code = end.exit_code
     return code if isinstance(code, int) else 0
 
 
+@contextmanager
+def _typers_own_output() -> Iterator[None]:
+    """Help is printed by typer, not by us."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename:
+            raise
+        with _stdout_failures():
+            raise
+
+
 def _print(text: str) -> None:
     """All results go through here. Raises BrokenPipeError, and OSError of one line."""
-    try:
+    with _stdout_failures():
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+@contextmanager
+def _stdout_failures() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         _abandon_stdout()
-        raise OSError(_STDOUT_FAILED.format(error.strerror)) from error
-
-
-_STDOUT_FAILED = "stdout cannot be written: {}; make room or send the output elsewhere"
+        raise OSError(
+            f"stdout cannot be written: {error.strerror}; make room or send the output elsewhere"
+        ) from error
 
 
 def _abandon_stdout() -> None:
@@ -126,7 +146,7 @@ def _complain(line: str) -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"weave {weave_rt.__version__}")
+        _print(f"weave {weave_rt.__version__}\n")
         raise typer.Exit(0)
 
 
@@ -240,15 +260,16 @@ def _show(record: dict[str, Any], tables: list[Table], as_json: bool) -> None:
     if as_json:
         _print(json.dumps(record, indent=2) + "\n")
         return
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
+    text = StringIO()
+    on_terminal = sys.stdout.isatty()
+    console = Console(file=text, force_terminal=on_terminal, highlight=False, markup=False)
+    if not on_terminal:
         console.width = 240  # never cut what a pipe or a file reads
-    with console.capture() as shown:
-        for table in tables:
-            if table.rows:
-                console.print(_rich(table))
-                console.print()
-    _print(shown.get())
+    for table in tables:
+        if table.rows:
+            console.print(_rich(table))
+            console.print()
+    _print(text.getvalue())
 
 
 def _rich(table: Table) -> RichTable:
