@@ -40,8 +40,12 @@ def simulate_group(
 
 
 def simulated_iterations(
-    turns: Sequence[Turn], intra: Intra, *, order: Sequence[int] | None = None,
-    pairs: Sequence[PairCost] = (), iterations: int = 60,
+    turns: Sequence[Turn],
+    intra: Intra,
+    *,
+    order: Sequence[int] | None = None,
+    pairs: Sequence[PairCost] = (),
+    iterations: int = 60,
 ) -> tuple[Number, ...]:
     """The long-run mean iteration seconds of each job under that policy, all durations fixed.
 

@@ -30,6 +30,7 @@ __all__ = [
     "Placement",
     "PoolModel",
     "SwitchCost",
+    "Tail",
     "common_job",
     "node_name",
 ]
@@ -57,6 +58,27 @@ def _unique(values: Iterable[object], field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """How a rollout lets its nodes go before its last responses are done (paper 4.3).
+
+    Attributes:
+        hold_share: share of its time for which it holds its nodes.
+        migrate_s: what packing the tail costs, before the nodes are free.
+        kept_share: share of the nodes on which the tail goes on; a rollout that follows is slower
+            by 1 / (1 - kept_share), taken for its whole length (an upper bound).
+    """
+
+    hold_share: float
+    migrate_s: float = 0.0
+    kept_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.hold_share <= 1 and 0 <= self.kept_share < 1):
+            raise ValueError(f"tail: shares {self.hold_share!r}, {self.kept_share!r} out of range")
+        _number(self.migrate_s, "migrate_s")
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One phase of an iteration.
 
@@ -65,12 +87,14 @@ class Phase:
         law: how long it takes at the requested size, without any switch.
         after: phases of the same iteration that must have ended; empty only for the first one,
             which follows all phases of the iteration before (on-policy).
+        tail: how its tail migrates; None: it holds its nodes to its end.
     """
 
     name: str
     pools: tuple[str, ...]
     law: DurationLaw
     after: tuple[str, ...] = ()
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         _unique(self.pools, f"phase {self.name}: pools")
@@ -164,7 +188,6 @@ class JobModel:
         rollout_pins, train_pins: node ids it insists on, or none.
         switch_rollout, switch_train: cost of bringing it in, whoever was there before.
         restart: whether it keeps a second host copy of its ``keep`` bytes (``restart_every``).
-        tail_share: share of responses at which its rollout's tail migrates; None: never.
     """
 
     name: str
@@ -182,7 +205,6 @@ class JobModel:
     switch_rollout: SwitchCost = SwitchCost()
     switch_train: SwitchCost = SwitchCost()
     restart: bool = False
-    tail_share: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -207,8 +229,6 @@ class JobModel:
             pins = self.pins(pool)
             if pins and len(pins) != self.nodes(pool):
                 raise ValueError(f"{at}: {pool}_pins: {len(pins)} ids for {self.nodes(pool)} nodes")
-        if self.tail_share is not None and not 0 < self.tail_share <= 1:
-            raise ValueError(f"{at}: tail_share: {self.tail_share!r}; allowed: above 0, to 1")
 
     def pins(self, pool: str) -> tuple[int, ...]:
         return self.rollout_pins if pool == "rollout" else self.train_pins
