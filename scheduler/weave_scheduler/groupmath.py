@@ -26,6 +26,7 @@ __all__ = [
     "closed_form",
     "longest_phases",
     "mean_phases",
+    "scale_of",
     "turns_of",
     "why_not_closed",
 ]
@@ -65,13 +66,20 @@ class Turn:
 
     @property
     def solo(self) -> Number:
-        """Its length alone, without switches; a tail counts in full (lag included)."""
-        raise NotImplementedError
+        """Its length alone, without switches: the longest path, a tail's lag in full."""
+        return _path([step.seconds + step.lag for step in self.steps], self.steps)
+
+    def visits(self, node: str) -> int:
+        """How many of its steps hold that node."""
+        return sum(node in step.nodes for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A period and the term that binds: a node's load (``rollout``, ``train``) or one job."""
+    """A period and the term that binds: a node's load (``rollout``, ``train``) or one job.
+
+    ``what`` names the node (``rollout:0``) or the job.
+    """
 
     seconds: Number
     binds: Binds
@@ -88,12 +96,17 @@ class Bounds:
 
 def longest_phases(member: Member, phase: Phase) -> float:
     """The law's ``max``. Raises ValueError where it has none (mode worst-case refuses it)."""
-    raise NotImplementedError
+    most = phase.law.max_s
+    if most is None:
+        raise ValueError(
+            f"job {member.job.name}: phase {phase.name}: law has no max; mode worst-case needs one"
+        )
+    return most
 
 
 def mean_phases(member: Member, phase: Phase) -> float:
     """The law's mean."""
-    raise NotImplementedError
+    return phase.law.mean_s
 
 
 def turns_of(
@@ -101,11 +114,64 @@ def turns_of(
 ) -> tuple[Turn, ...]:
     """The turns of the members, in their order.
 
-    Scales training by the member's degree, takes switch costs of the jobs (zero on nodes that one
-    job has to itself), and splits a rollout whose tail migrates into what holds the nodes and a
-    lag. Raises ValueError where a law has no max and ``longest_phases`` asks for it.
+    Scales training by the member's degree, takes switch costs of the jobs (none on nodes that one
+    job has to itself; the larger one where a phase holds both pools), and splits a rollout whose
+    tail migrates into what holds the nodes and a lag, if anyone else wants those nodes. Raises
+    ValueError where a law has no max and ``longest_phases`` asks for it.
     """
-    raise NotImplementedError
+    return tuple(_turn(group, member, seconds) for member in group.members)
+
+
+def _turn(group: Group, member: Member, seconds: Callable[[Member, Phase], Number]) -> Turn:
+    job, place = member.job, member.placement
+    index = {phase.name: at for at, phase in enumerate(job.phases)}
+    others = [other for other in group.members if other is not member]
+    steps = []
+    for phase in job.phases:
+        nodes = place.names(phase.pools)
+        taken: Number = seconds(member, phase) * scale_of(group, member, phase)
+        hold: Number = taken
+        lag: Number = 0
+        shared = any(nodes & other.placement.names() for other in others)
+        if phase.tail is not None and shared:
+            lag = taken - taken * phase.tail.hold_share
+            hold = taken * phase.tail.hold_share + phase.tail.migrate_s
+        costs = [job.switch(pool) for pool in phase.pools] if shared else []
+        steps.append(
+            Step(
+                phase.name,
+                hold,
+                nodes,
+                tuple(index[name] for name in phase.after),
+                max((cost.foreground_s for cost in costs), default=0),
+                max((cost.background_s for cost in costs), default=0),
+                lag,
+            )
+        )
+    return Turn(job.name, tuple(steps))
+
+
+def scale_of(group: Group, member: Member, phase: Phase) -> float:
+    """What the phase's law is multiplied by in this group.
+
+    Training with a degree of d nodes takes N_T / d as long, or what the profile measured; a
+    rollout on nodes where others leave their tails is slower by 1 / (1 - kept share).
+    """
+    job, place = member.job, member.placement
+    scale = 1.0
+    if phase.pools == ("train",) and phase.name not in ("weight_sync", "save"):
+        scale = job.train_factor(len(place.train))
+    if phase.pools == ("rollout",):
+        mine = place.names(("rollout",))
+        kept = [
+            their.tail.kept_share
+            for other in group.members
+            if other is not member and mine & other.placement.names(("rollout",))
+            for their in other.job.phases
+            if their.tail is not None
+        ]
+        scale /= 1 - max(kept, default=0.0)
+    return scale
 
 
 def why_not_closed(
@@ -114,24 +180,124 @@ def why_not_closed(
     """None where the closed form is exact, else the condition that fails, as one line.
 
     Conditions (design section 8): each job has one rollout and one training phase per iteration,
-    no phase holds both pools or none, no lag, switch costs do not depend on the pair and their
-    background part fits behind every other job's phase; all on one node pair (any job set of one
-    rollout set and one train set counts as a pair) under ``fifo`` and ``strict``; one rollout node
-    per job under ``strict`` only; all jobs on all train nodes; ``barrier`` never.
+    no phase holds both pools or none, no tail migrates, switch costs do not depend on the pair and
+    their background part fits behind every other job's phase. Under ``fifo`` all on one rollout
+    and one training node. Under ``strict`` all on the same training nodes, and on the same rollout
+    nodes or on one rollout node each. Never under ``barrier``.
     """
-    raise NotImplementedError
+    if intra == "barrier":
+        return "mode barrier has no closed form"
+    if pairs:
+        return "switch costs depend on the pair of jobs"
+    for turn in turns:
+        wrong = _not_common(turn)
+        if wrong is not None:
+            return f"job {turn.job}: {wrong}"
+    rollouts = {turn.steps[0].nodes for turn in turns}
+    trains = {turn.steps[1].nodes for turn in turns}
+    if len(trains) > 1:
+        return "the jobs train on different nodes"
+    if intra == "fifo" and any(len(nodes) > 1 for nodes in (*rollouts, *trains)):
+        return "fifo with a job on several nodes"
+    if intra == "fifo" and len(rollouts) > 1:
+        return "fifo with several rollout nodes"
+    if len(rollouts) > 1 and any(len(nodes) > 1 for nodes in rollouts):
+        return "a job spans several rollout nodes"
+    return _background_late(turns)
+
+
+def _not_common(turn: Turn) -> str | None:
+    pools = [sorted({name.split(":")[0] for name in step.nodes}) for step in turn.steps]
+    for step, held in zip(turn.steps, pools, strict=True):
+        if len(held) != 1:
+            return f"{step.phase} holds {'both pools' if held else 'no pool'}"
+        if step.lag != 0:
+            return f"the tail of {step.phase} migrates"
+    if pools != [["rollout"], ["train"]] or turn.steps[1].after != (0,):
+        return "its iteration is not one rollout and then one training"
+    return None
+
+
+def _background_late(turns: Sequence[Turn]) -> str | None:
+    for turn in turns:
+        for at, step in enumerate(turn.steps):
+            for other in turns:
+                before = other.steps[at]
+                shares = other is not turn and before.nodes & step.nodes
+                if shares and step.background > before.seconds:
+                    return f"job {turn.job}: its copies do not fit behind {other.job}"
+    return None
 
 
 def closed_form(turns: Sequence[Turn]) -> Period:
     """max(largest node load, longest solo iteration), switches included (Theorem A).
 
-    pre: why_not_closed(...) is None; else the result is only a lower bound.
+    Exact where ``why_not_closed`` is None, else a lower bound of every strict order's period. The
+    first of equal terms binds: loads before single jobs.
     """
-    raise NotImplementedError
+    terms: list[Period] = []
+    for node in sorted({node for turn in turns for step in turn.steps for node in step.nodes}):
+        load = sum(_held(turn, step) for turn in turns for step in turn.steps if node in step.nodes)
+        terms.append(Period(load, "rollout" if node.startswith("rollout") else "train", node))
+    for turn in turns:
+        alone = [_held(turn, step) + step.lag for step in turn.steps]
+        terms.append(Period(_path(alone, turn.steps), "solo", turn.job))
+    return max(terms, key=lambda term: term.seconds)
 
 
 def bounds(turns: Sequence[Turn]) -> Bounds:
-    """Bounds of the period of any strict order (notes 3.5): LB and LB + max(sync, lag) / 2 where
-    all jobs share one pair and latencies are pure, else LB and the sum of all solo iterations.
+    """Bounds of the period of any strict order, the same for all jobs (notes 3.5 and 3.7).
+
+    Lower: largest node load, longest iteration. Upper: where every job has one rollout and one
+    training on the same nodes and else only latencies, lower + half of the longest latency; else
+    all steps one after the other.
     """
-    raise NotImplementedError
+    lower = closed_form(turns).seconds
+    upper: Number = sum(
+        step.seconds + step.foreground + step.background + step.lag
+        for turn in turns
+        for step in turn.steps
+    )
+    latency = _latency(turns)
+    if latency is not None:
+        upper = min(upper, lower + (Fraction(latency) / 2 if _exact(latency) else latency / 2))
+    return Bounds(lower, max(lower, upper))
+
+
+def _latency(turns: Sequence[Turn]) -> Number | None:
+    """The longest latencies up and down, added; None where the bound does not apply."""
+    down: Number = 0  # rollout to training
+    up: Number = 0  # training to the next rollout
+    held: set[tuple[frozenset[str], ...]] = set()
+    for turn in turns:
+        after = 0
+        sums: list[Number] = [0, 0]
+        for at, step in enumerate(turn.steps):
+            if at and step.after != (at - 1,):
+                return None
+            if step.nodes:
+                after += 1
+            if after not in (1, 2) or step.background:
+                return None
+            sums[after - 1] += step.lag if step.nodes else step.seconds
+        down, up = max(down, sums[0]), max(up, sums[1])
+        held.add(tuple(step.nodes for step in turn.steps if step.nodes))
+    same = len(held) == 1 and len(next(iter(held))) == 2
+    return down + up if same and frozenset.isdisjoint(*next(iter(held))) else None
+
+
+def _held(turn: Turn, step: Step) -> Number:
+    """How long it holds its nodes at least; a switch counts where the job comes only once."""
+    once = all(turn.visits(node) == 1 for node in step.nodes)
+    return step.seconds + (step.foreground if once else 0)
+
+
+def _path(seconds: Sequence[Number], steps: Sequence[Step]) -> Number:
+    ends: list[Number] = []
+    for taken, step in zip(seconds, steps, strict=True):
+        ends.append(max((ends[at] for at in step.after), default=0) + taken)
+    return max(ends)
+
+
+def _exact(number: Number) -> bool:
+    return isinstance(number, int | Fraction)

@@ -9,6 +9,7 @@ responses are in ``weave_scheduler.lengths``.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,7 +130,7 @@ class Empirical:
         values = self.values_s
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise ValueError("values_s: must be seconds above 0, at least one")
-        if any(later < earlier for earlier, later in zip(values, values[1:], strict=False)):
+        if any(later < earlier for earlier, later in itertools.pairwise(values)):
             raise ValueError("values_s: must ascend")
         if self.limit_s is not None and not self.limit_s >= values[-1]:
             raise ValueError(f"limit_s: {self.limit_s!r} is below the largest measured value")

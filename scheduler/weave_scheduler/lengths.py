@@ -9,8 +9,10 @@ a rollout ends with its slowest engine (notes 3.8). Times in seconds, lengths in
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +42,7 @@ class Lengths:
         table = self.quantiles
         if len(table) < 2 or not all(math.isfinite(value) and value >= 1 for value in table):
             raise ValueError("quantiles: must be two or more token counts, each at least 1")
-        if any(later < earlier for earlier, later in zip(table, table[1:], strict=False)):
+        if any(later < earlier for earlier, later in itertools.pairwise(table)):
             raise ValueError("quantiles: must ascend")
         if self.max_tokens < 1 or self.responses < 1:
             raise ValueError("max_tokens and responses: must be at least 1")
@@ -50,8 +52,6 @@ class Lengths:
         """A lognormal body with that mean and CV; what is longer is cut at the limit."""
         if not (mean >= 1 and cv > 0):
             raise ValueError("mean and cv: must be at least 1 token and above 0")
-        from statistics import NormalDist
-
         sigma = math.log1p(cv**2) ** 0.5
         normal = NormalDist(math.log(mean) - sigma**2 / 2, sigma)
         inner = [max(1.0, math.exp(normal.inv_cdf(k / 1024))) for k in range(1, 1024)]
