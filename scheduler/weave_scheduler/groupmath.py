@@ -9,7 +9,8 @@ period of a strict order is in ``weave_scheduler.strictorder``, simulation of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -236,12 +237,20 @@ def closed_form(turns: Sequence[Turn]) -> Period:
     first of equal terms binds: loads before single jobs.
     """
     terms: list[Period] = []
-    for node in sorted({node for turn in turns for step in turn.steps for node in step.nodes}):
-        load = sum(_held(turn, step) for turn in turns for step in turn.steps if node in step.nodes)
-        terms.append(Period(load, "rollout" if node.startswith("rollout") else "train", node))
+    load: dict[str, Number] = {}
+    users: Counter[str] = Counter(
+        node for turn in turns for node in set().union(*(step.nodes for step in turn.steps))
+    )
     for turn in turns:
-        alone = [_held(turn, step) + step.lag for step in turn.steps]
+        held = [_held(turn, step, users) for step in turn.steps]
+        for taken, step in zip(held, turn.steps, strict=True):
+            for node in step.nodes:
+                load[node] = load.get(node, 0) + taken
+        alone = [taken + step.lag for taken, step in zip(held, turn.steps, strict=True)]
         terms.append(Period(_path(alone, turn.steps), "solo", turn.job))
+    for node in sorted(load, reverse=True):
+        pool: Binds = "rollout" if node.startswith("rollout") else "train"
+        terms.insert(0, Period(load[node], pool, node))
     return max(terms, key=lambda term: term.seconds)
 
 
@@ -286,10 +295,12 @@ def _latency(turns: Sequence[Turn]) -> Number | None:
     return down + up if same and frozenset.isdisjoint(*next(iter(held))) else None
 
 
-def _held(turn: Turn, step: Step) -> Number:
-    """How long it holds its nodes at least; a switch counts where the job comes only once."""
+def _held(turn: Turn, step: Step, users: Mapping[str, int]) -> Number:
+    """How long it holds its nodes at least; a switch counts where others come in between for sure:
+    on nodes that others use and the job visits once."""
     once = all(turn.visits(node) == 1 for node in step.nodes)
-    return step.seconds + (step.foreground if once else 0)
+    shared = any(users[node] > 1 for node in step.nodes)
+    return step.seconds + (step.foreground if once and shared else 0)
 
 
 def _path(seconds: Sequence[Number], steps: Sequence[Step]) -> Number:
