@@ -8,14 +8,14 @@ searches the (n-1)! cyclic orders. Exact for int and Fraction, compiled for floa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from weave_scheduler.cycleratio import exact_ratio, float_ratio
-from weave_scheduler.groupmath import Number, Turn, closed_form
+from weave_scheduler.groupmath import Number, Step, Turn, closed_form
 from weave_scheduler.model import PairCost
 
 __all__ = ["Arc", "Visit", "arcs_of", "best_order", "rings_of", "strict_period"]
@@ -34,12 +34,30 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """Step ``head`` of iteration k starts at least ``weight`` after ``tail`` of k - tokens."""
+    """Step ``head`` of iteration k starts at least ``weight`` after ``tail`` of k - tokens.
+
+    Attributes:
+        done: it waits until the tail is done, lag included (own job), else until nodes are free.
+        background: and at least this after the tail began.
+        foreground: added after all waiting of the head is over; the same for all its arcs, the
+            largest of their ``switch``.
+        switch: the foreground of a switch from the tail's job on their common node.
+        start: it counts in the first iteration of the head only, where visits with a lag do not
+            take place and the one before them comes next; later it says nothing new.
+    """
 
     tail: int
     head: int
-    weight: Number
     tokens: int
+    done: bool
+    background: Number
+    foreground: Number
+    switch: Number
+    start: bool = False
+
+    def weight(self, tail: Step) -> Number:
+        held = tail.seconds + (tail.lag if self.done else 0)
+        return max(held, self.background) + self.foreground
 
 
 def rings_of(turns: Sequence[Turn], order: Sequence[int]) -> dict[str, tuple[Visit, ...]]:
@@ -72,46 +90,47 @@ def arcs_of(
 ) -> list[Arc]:
     """The event graph; its nodes are the steps of all jobs, numbered in the order of ``turns``."""
     base = list(itertools.accumulate((len(turn.steps) for turn in turns), initial=0))
-    rings = rings_of(turns, order)
-    before: dict[tuple[int, int], list[tuple[str, Visit, int]]] = {}
-    for node, ring in rings.items():
-        for at, visit in enumerate(ring):
-            last = ring[at - 1]
-            tokens = last.lag - visit.lag + (1 if at == 0 else 0)
-            before.setdefault((visit.job, visit.step), []).append((node, last, tokens))
     costs = {(pair.pool, pair.outgoing, pair.incoming): pair.cost for pair in pairs}
+    behind: dict[int, list[Arc]] = {}
+    for node, ring in rings_of(turns, order).items():
+        for last, visit, tokens, start in _neighbours(ring):
+            step = turns[visit.job].steps[visit.step]
+            fore, back = step.foreground, step.background
+            pair = costs.get((node.split(":")[0], turns[last.job].job, turns[visit.job].job))
+            if pair is not None:
+                fore, back = pair.foreground_s, pair.background_s
+            if last.job == visit.job:
+                fore = back = 0
+            tail, head = base[last.job] + last.step, base[visit.job] + visit.step
+            arc = Arc(tail, head, tokens, False, back, 0, fore, start)
+            behind.setdefault(head, []).append(arc)
     arcs: list[Arc] = []
     for job, turn in enumerate(turns):
-        for at, step in enumerate(turn.steps):
-            head = base[job] + at
-            behind: list[tuple[int, Number, int]] = []
-            waits: list[Number] = []
-            for node, last, tokens in before.get((job, at), ()):
-                other = turns[last.job].steps[last.step]
-                held, fore, back = other.seconds, step.foreground, step.background
-                pair = costs.get((node.split(":")[0], turns[last.job].job, turn.job))
-                if pair is not None:
-                    fore, back = pair.foreground_s, pair.background_s
-                if last.job == job:
-                    fore = back = 0
-                behind.append((base[last.job] + last.step, max(held, back), tokens))
-                waits.append(fore)
-            fore = max(waits, default=0)
-            arcs += [Arc(tail, head, weight + fore, tokens) for tail, weight, tokens in behind]
-            arcs += _follows(turn, base[job], at, fore)
+        for at in range(len(turn.steps)):
+            own = behind.get(base[job] + at, [])
+            most = max((arc.switch for arc in own if not arc.start), default=0)
+            arcs += [replace(arc, foreground=most) for arc in own]
+            arcs += _follows(turn, base[job], at, most)
     return arcs
+
+
+def _neighbours(ring: Sequence[Visit]) -> Iterator[tuple[Visit, Visit, int, bool]]:
+    """Who comes after whom, with the tokens between them, and whether only at the start."""
+    now = [visit for visit in ring if visit.lag == 0]
+    for at, visit in enumerate(ring):
+        last = ring[at - 1]
+        yield last, visit, last.lag - visit.lag + (1 if at == 0 else 0), False
+    for last, visit in itertools.pairwise(now):
+        if ring[ring.index(visit) - 1] != last:
+            yield last, visit, 0, True
 
 
 def _follows(turn: Turn, base: int, at: int, fore: Number) -> list[Arc]:
     """Arcs from what the step depends on in its own job."""
-    arcs = []
     after, tokens = turn.steps[at].after, 0
     if not after:  # on-policy: everything of the turn before
         after, tokens = tuple(range(len(turn.steps))), 1
-    for earlier in after:
-        step = turn.steps[earlier]
-        arcs.append(Arc(base + earlier, base + at, step.seconds + step.lag + fore, tokens))
-    return arcs
+    return [Arc(base + earlier, base + at, tokens, True, 0, fore, 0) for earlier in after]
 
 
 def strict_period(
@@ -124,20 +143,22 @@ def strict_period(
     """
     if not turns:
         return 0
-    arcs = arcs_of(turns, range(len(turns)) if order is None else order, pairs)
-    count = sum(len(turn.steps) for turn in turns)
+    chosen = range(len(turns)) if order is None else order
+    arcs = [arc for arc in arcs_of(turns, chosen, pairs) if not arc.start]
+    steps = [step for turn in turns for step in turn.steps]
+    weights = [arc.weight(steps[arc.tail]) for arc in arcs]
     exact = [
-        (arc.tail, arc.head, arc.weight, arc.tokens)
-        for arc in arcs
-        if isinstance(arc.weight, int | Fraction)
+        (arc.tail, arc.head, weight, arc.tokens)
+        for arc, weight in zip(arcs, weights, strict=True)
+        if isinstance(weight, int | Fraction)
     ]
     if len(exact) == len(arcs):
-        return exact_ratio(count, exact)
+        return exact_ratio(len(steps), exact)
     return float_ratio(
-        count,
+        len(steps),
         np.array([arc.tail for arc in arcs], np.int64),
         np.array([arc.head for arc in arcs], np.int64),
-        np.array([float(arc.weight) for arc in arcs]),
+        np.array(weights, np.float64),
         np.array([arc.tokens for arc in arcs], np.int64),
     )
 
