@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weave_scheduler.commands import Command
+from weave_scheduler.eventkernel import event_ends
 from weave_scheduler.events import JobJoined, PhaseDone, PhaseRequested
 from weave_scheduler.groupmath import Number, Step, Turn
 from weave_scheduler.intra import state_for
 from weave_scheduler.model import Intra, PairCost
 from weave_scheduler.state import GroupState
+from weave_scheduler.strictorder import strict_period
 
-__all__ = ["JobTimes", "Slice", "simulate_group", "simulate_slices"]
+__all__ = ["JobTimes", "Slice", "simulate_group", "simulate_slices", "simulated_iterations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,41 @@ def simulate_slices(
     model = _Model(_by_iteration(turns), intra, order, pairs)
     model.run(iterations)
     return tuple(model.slices)
+
+
+def simulated_iterations(
+    turns: Sequence[Turn],
+    intra: Intra,
+    *,
+    order: Sequence[int] | None = None,
+    pairs: Sequence[PairCost] = (),
+    iterations: int = 60,
+) -> tuple[Number, ...]:
+    """The long-run mean iteration seconds of each job under that policy, all durations fixed.
+
+    Strict: the period, exactly. Else ``iterations`` rounds of the slowest job are run; where a
+    job's iteration times repeat it is the mean of one repetition, else that of the second half.
+    """
+    if intra == "strict":
+        return (strict_period(turns, order, pairs),) * len(turns)
+    steps = [step for turn in turns for step in turn.steps]
+    hold = np.array([[[float(step.seconds)]] for step in steps])
+    done = np.array([[[float(step.seconds + step.lag)]] for step in steps])
+    ends = event_ends(turns, intra, hold, done, order=order, pairs=pairs, iterations=iterations)[
+        :, :, 0
+    ]
+    return tuple(_settled_mean(np.diff(own)) for own in ends)
+
+
+def _settled_mean(seconds: NDArray[np.float64]) -> float:
+    """Mean of the last repetition of a series that repeats, else of its second half."""
+    count = len(seconds)
+    near = 1e-9 * float(seconds.max(initial=0.0))
+    for length in range(1, count // 4 + 1):
+        last = seconds[count - 3 * length :]
+        if np.abs(last[length:] - last[:-length]).max() <= near:
+            return float(seconds[count - length :].mean())
+    return float(seconds[count // 2 :].mean())
 
 
 def _by_iteration(turns: Sequence[Turn] | Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:
