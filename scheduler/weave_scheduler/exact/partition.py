@@ -1,0 +1,150 @@
+"""Choosing groups so that every job is in exactly one, at the least price: set partitioning.
+
+Three ways that must agree: dynamic programming over subsets (exact to about 20 jobs), HiGHS
+through scipy, and CP-SAT where OR-Tools is installed. scipy and OR-Tools come with the extra
+``weave-rt[exact]``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from weave_scheduler.exact.columns import Columns
+
+__all__ = ["SUBSET_JOBS", "Optimum", "by_cpsat", "by_milp", "by_subsets"]
+
+#: More jobs than this are refused by the dynamic programme: its table has 2^n entries.
+SUBSET_JOBS = 20
+
+_PRICE_STEPS = 10**6  # CP-SAT counts in millionths of a price
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """Indices of the chosen columns, their price per hour, and whether it is proved the least."""
+
+    chosen: tuple[int, ...]
+    price: float
+    proved: bool = True
+
+
+def by_subsets(columns: Columns, jobs: int) -> Optimum:
+    """f(S) = least price of S = min over groups G in S with the first job of S: G + f(S - G).
+
+    Raises ValueError for more than SUBSET_JOBS jobs.
+    """
+    if jobs > SUBSET_JOBS:
+        raise ValueError(f"{jobs} jobs are too many for subsets; at most {SUBSET_JOBS}")
+    member = columns.members
+    masks = np.where(member >= 0, 1 << np.maximum(member, 0), 0).sum(axis=1).astype(np.int64)
+    order = np.argsort(member[:, 0], kind="stable")
+    starts = np.searchsorted(member[order, 0], np.arange(jobs + 1))
+    price, choice = _subsets(masks[order], columns.prices[order], starts, jobs)
+    left = (1 << jobs) - 1
+    chosen = []
+    while left:
+        index = int(order[choice[left]])
+        chosen.append(index)
+        left ^= int(masks[index])
+    return Optimum(tuple(sorted(chosen)), float(price[-1]))
+
+
+@njit(cache=True)
+def _subsets(masks: Any, prices: Any, starts: Any, jobs: int) -> Any:
+    best = np.full(1 << jobs, np.inf)
+    choice = np.full(1 << jobs, -1, dtype=np.int64)
+    best[0] = 0.0
+    for left in range(1, 1 << jobs):
+        first = 0
+        while not (left >> first) & 1:
+            first += 1
+        for index in range(starts[first], starts[first + 1]):
+            mask = masks[index]
+            if mask & left == mask:
+                price = prices[index] + best[left ^ mask]
+                if price < best[left]:
+                    best[left] = price
+                    choice[left] = index
+    return best, choice
+
+
+def by_milp(columns: Columns, jobs: int, limit_s: float | None = None) -> Optimum:
+    """HiGHS. ``limit_s`` stops the search early with what it has.
+
+    Raises ImportError without scipy, RuntimeError where no solution was found in time.
+    """
+    optimize = importlib.import_module("scipy.optimize")
+    sparse = importlib.import_module("scipy.sparse")
+    kept = _worth_keeping(columns)
+    rows = columns.members[kept]
+    column, position = np.nonzero(rows >= 0)
+    matrix = sparse.csr_matrix(
+        (np.ones(len(column)), (rows[column, position], column)), shape=(jobs, len(kept))
+    )
+    options: dict[str, float] = {"mip_rel_gap": 0.0}
+    if limit_s is not None:
+        options["time_limit"] = limit_s
+    found = optimize.milp(
+        c=columns.prices[kept],
+        constraints=optimize.LinearConstraint(matrix, 1, 1),
+        bounds=optimize.Bounds(0, 1),
+        integrality=np.ones(len(kept)),
+        options=options,
+    )
+    if found.x is None:
+        raise RuntimeError(f"HiGHS found no partition: {found.message}")
+    chosen = kept[np.flatnonzero(found.x > 0.5)]
+    return _optimum(columns, chosen.tolist(), found.status == 0)
+
+
+def by_cpsat(columns: Columns, jobs: int, limit_s: float | None = None) -> Optimum:
+    """OR-Tools' CP-SAT with one worker, so that runs repeat; prices rounded to millionths.
+
+    Raises ImportError without OR-Tools, RuntimeError where no solution was found in time.
+    """
+    cp_model = importlib.import_module("ortools.sat.python.cp_model")
+    kept = _worth_keeping(columns)
+    model = cp_model.CpModel()
+    taken = [model.new_bool_var("") for _ in kept]
+    having: list[list[Any]] = [[] for _ in range(jobs)]
+    for variable, index in zip(taken, kept, strict=True):
+        for job in columns.group(int(index)):
+            having[job].append(variable)
+    for variables in having:
+        model.add_exactly_one(variables)
+    steps = [round(float(columns.prices[index]) * _PRICE_STEPS) for index in kept]
+    model.minimize(sum(step * one for step, one in zip(steps, taken, strict=True)))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    if limit_s is not None:
+        solver.parameters.max_time_in_seconds = limit_s
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise RuntimeError(f"CP-SAT found no partition: {solver.status_name(status)}")
+    chosen = [int(index) for index, one in zip(kept, taken, strict=True) if solver.value(one)]
+    return _optimum(columns, chosen, status == cp_model.OPTIMAL)
+
+
+def _worth_keeping(columns: Columns) -> Any:
+    """Indices of the groups that are cheaper than their jobs alone, and of the jobs alone."""
+    alone = {
+        int(row[0]): float(price)
+        for row, price in zip(columns.members, columns.prices, strict=True)
+        if len(row) == 1 or row[1] < 0
+    }
+    kept = [
+        index
+        for index in range(len(columns))
+        if len(group := columns.group(index)) == 1
+        or columns.prices[index] < sum(alone[job] for job in group)
+    ]
+    return np.array(kept, dtype=np.int64)
+
+
+def _optimum(columns: Columns, chosen: list[int], proved: bool) -> Optimum:
+    return Optimum(tuple(sorted(chosen)), float(columns.prices[chosen].sum()), proved)
