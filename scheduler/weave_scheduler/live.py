@@ -17,6 +17,7 @@ import weave_rt
 from weave_rt.conditions import now_utc
 from weave_rt.errors import GrowthRefused, HostMemoryError, UsageError
 from weave_scheduler.devices import OpenDevices, open_devices
+from weave_scheduler.intra import state_for
 from weave_scheduler.jobs import (
     Iteration,
     JobKind,
@@ -27,7 +28,8 @@ from weave_scheduler.jobs import (
     kind_of,
 )
 from weave_scheduler.jobs.synthetic import scaled_bytes
-from weave_scheduler.policy import FifoPolicy
+from weave_scheduler.liveorder import live_turns
+from weave_scheduler.policy import GroupPolicy
 from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS, JobSpec
 from weave_scheduler.specfile import SpecFile
@@ -83,7 +85,9 @@ def run_jobs(
             jobs=[one.record for one in work],
             started_at=now_utc(),
         )
-        _Runner(opened, work, run, listener, stopped).run()
+        turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
+        policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns))
+        _Runner(opened, work, run, listener, stopped).run(policy)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()
@@ -167,10 +171,8 @@ class _Runner:
         self._stopped = stopped
         self._origin_ns = 0
 
-    def run(self) -> None:
-        runtime = weave_rt.LocalRuntime(
-            self._opened.pools, policy=FifoPolicy(), observer=self._observe
-        )
+    def run(self, policy: GroupPolicy) -> None:
+        runtime = weave_rt.LocalRuntime(self._opened.pools, policy=policy, observer=self._observe)
         try:
             self._origin_ns = self._opened.first.now_ns()
             threads = [

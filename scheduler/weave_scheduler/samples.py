@@ -30,16 +30,18 @@ def sample(law: DurationLaw, generator: np.random.Generator, shape: tuple[int, i
             return np.full(shape, value_s)
         case Lognormal(mean_s, cv, max_s):
             variance = math.log1p(cv**2)
-            drawn = generator.lognormal(math.log(mean_s) - variance / 2, variance**0.5, shape)
-            return drawn if max_s is None else np.minimum(drawn, max_s)
+            mu = math.log(mean_s) - variance / 2
+            free: Floats = generator.lognormal(mu, variance**0.5, shape)
+            return free if max_s is None else np.minimum(free, max_s)
         case Empirical(values_s):
             measured: Floats = np.asarray(values_s)
-            return measured[generator.integers(len(values_s), size=shape)]
+            return np.take(measured, generator.integers(len(values_s), size=shape))
         case Drifting(inner):
             factors = np.array([law.factor(iteration) for iteration in range(shape[0])])
-            return sample(inner, generator, shape) * factors[:, None]
+            drifted: Floats = sample(inner, generator, shape) * factors[:, None]
+            return drifted
         case RolloutFromLengths() | TrainFromLengths():
-            return _table(law)[generator.integers(_ROWS, size=shape)]
+            return np.take(_table(law), generator.integers(_ROWS, size=shape))
         case _:
             each = [law.draw_s(generator, at) for at in range(shape[0]) for _ in range(shape[1])]
             return np.array(each).reshape(shape)

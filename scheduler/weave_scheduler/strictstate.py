@@ -70,37 +70,36 @@ class StrictState(GroupState):
         self._from.pop(job, None)
 
     def _granted(self, ask: PhaseRequested) -> None:
-        if self._declared(ask):
-            for node in ask.nodes:  # what was skipped to get here stays skipped
-                self._settle(node)
-                self._begun.add(node)
+        for node in self._home(ask):  # what was skipped to get here stays skipped
+            self._settle(node)
+            self._begun.add(node)
 
     def _done(self, ended: PhaseRequested) -> None:
-        if self._declared(ended):
-            for node in ended.nodes:
-                _advance(self._turns[node], len(self._rings[node]))
+        for node in self._home(ended):
+            _advance(self._turns[node], len(self._rings[node]))
 
-    def _declared(self, ask: PhaseRequested) -> bool:
-        """Whether it is a visit of the rings, on all the nodes that these say."""
-        home = self._homes.get((ask.job, ask.phase))
-        return home is not None and home == frozenset(ask.nodes)
+    def _home(self, ask: PhaseRequested) -> frozenset[str]:
+        """The nodes on which it waits for its turn, also if it asks for others; none: outside."""
+        return self._homes.get((ask.job, ask.phase), frozenset())
 
     def _startable(self) -> list[PhaseRequested]:
         taken = set(self._holder)
-        outside = [ask for ask in self._waiting.values() if not self._declared(ask)]
+        outside = [ask for ask in self._waiting.values() if not self._home(ask)]
         found = self._first_come(outside, taken)
+        begun = {(ask.job, ask.phase) for ask in self._running.values()}
         for ask in self._waiting.values():
-            if self._declared(ask) and taken.isdisjoint(ask.nodes) and self._is_turn_of(ask):
+            key = ask.job, ask.phase
+            home = self._home(ask)
+            free = home and key not in begun and taken.isdisjoint(ask.nodes)
+            if free and all(self._is_turn_of(key, node) for node in home):
                 found.append(ask)
+                begun.add(key)
                 taken.update(ask.nodes)
         return found
 
-    def _is_turn_of(self, ask: PhaseRequested) -> bool:
-        for node in ask.nodes:
-            visit = self.next_visit(node)
-            if visit is None or (visit.job, visit.phase) != (ask.job, ask.phase):
-                return False
-        return True
+    def _is_turn_of(self, key: tuple[str, str], node: str) -> bool:
+        visit = self.next_visit(node)
+        return visit is not None and (visit.job, visit.phase) == key
 
     def _settle(self, node: str) -> None:
         """Move the turn over visits that do not take place."""
