@@ -160,17 +160,13 @@ def _extend(
                 continue
             if count < len(nodes):
                 members[count] = group
-                nodes[count] = _fewest_nodes(
-                    group, rollout_s, rollout_bytes, limit, rollout_memory
-                )
+                nodes[count] = _fewest_nodes(group, rollout_s, rollout_bytes, limit, rollout_memory)
             count += 1
     return count
 
 
 @njit(cache=True)
-def _fewest_nodes(
-    group: Any, rollout_s: Any, rollout_bytes: Any, limit: Any, memory: Any
-) -> int:
+def _fewest_nodes(group: Any, rollout_s: Any, rollout_bytes: Any, limit: Any, memory: Any) -> int:
     """The fewest nodes for the rollouts, by restricted growth; pre: each fits a node alone."""
     size = len(group)
     best = size

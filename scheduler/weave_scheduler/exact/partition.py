@@ -91,7 +91,7 @@ def by_milp(columns: Columns, jobs: int, limit_s: float | None = None) -> Optimu
         options["time_limit"] = limit_s
     found = optimize.milp(
         c=columns.prices[kept],
-        constraints=optimize.LinearConstraint(matrix, 1, 1),
+        constraints=optimize.LinearConstraint(matrix, 1, np.inf),
         bounds=optimize.Bounds(0, 1),
         integrality=np.ones(len(kept)),
         options=options,
@@ -116,7 +116,7 @@ def by_cpsat(columns: Columns, jobs: int, limit_s: float | None = None) -> Optim
         for job in columns.group(int(index)):
             having[job].append(variable)
     for variables in having:
-        model.add_exactly_one(variables)
+        model.add_bool_or(variables)
     steps = [round(float(columns.prices[index]) * _PRICE_STEPS) for index in kept]
     model.minimize(sum(step * one for step, one in zip(steps, taken, strict=True)))
     solver = cp_model.CpSolver()
@@ -131,20 +131,36 @@ def by_cpsat(columns: Columns, jobs: int, limit_s: float | None = None) -> Optim
 
 
 def _worth_keeping(columns: Columns) -> Any:
-    """Indices of the groups that are cheaper than their jobs alone, and of the jobs alone."""
-    alone = {
-        int(row[0]): float(price)
-        for row, price in zip(columns.members, columns.prices, strict=True)
-        if len(row) == 1 or row[1] < 0
-    }
-    kept = [
-        index
-        for index in range(len(columns))
-        if len(group := columns.group(index)) == 1
-        or columns.prices[index] < sum(alone[job] for job in group)
-    ]
-    return np.array(kept, dtype=np.int64)
+    """Indices of the groups that no group with one job more has at the same price or less.
+
+    A part of a group never costs more than the group, so jobs may be covered twice: the second
+    group simply does without them. That is the same optimum with far fewer columns.
+    """
+    price = {columns.group(at): float(columns.prices[at]) for at in range(len(columns))}
+    worse = set()
+    for group, whole in price.items():
+        for out in range(len(group) if len(group) > 1 else 0):
+            part = group[:out] + group[out + 1 :]
+            if price[part] >= whole:
+                worse.add(part)
+    return np.array(
+        [at for at in range(len(columns)) if columns.group(at) not in worse], dtype=np.int64
+    )
+
+
+def _trimmed(columns: Columns, chosen: list[int]) -> list[int]:
+    """Groups that cover every job once, from groups that may cover a job twice."""
+    number = {columns.group(at): at for at in range(len(columns))}
+    seen: set[int] = set()
+    trimmed = []
+    for at in chosen:
+        group = tuple(job for job in columns.group(at) if job not in seen)
+        seen.update(group)
+        if group:
+            trimmed.append(number[group])
+    return trimmed
 
 
 def _optimum(columns: Columns, chosen: list[int], proved: bool) -> Optimum:
+    chosen = _trimmed(columns, chosen)
     return Optimum(tuple(sorted(chosen)), float(columns.prices[chosen].sum()), proved)

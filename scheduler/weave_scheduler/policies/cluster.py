@@ -107,6 +107,19 @@ class Cluster:
         self.changed.add(number)
         return made
 
+    def restore(self, resident: Resident) -> None:
+        """Put a whole group in as it was, with its id and nodes."""
+        group = resident.group
+        for name in group.names:
+            if name in self._home:
+                raise ValueError(f"job {name} is placed already")
+            self._home[name] = resident.id
+        for pool in POOLS:
+            self._take(pool, group.nodes(pool), ())
+        self.residents[resident.id] = resident
+        self._next_group = max(self._next_group, resident.id + 1)
+        self.changed.add(resident.id)
+
     def remove(self, job: str) -> Resident | None:
         """Take a job out and release the nodes that nobody needs; the group that is left."""
         number = self._home.pop(job)

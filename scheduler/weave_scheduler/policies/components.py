@@ -65,9 +65,7 @@ def fifo_lower_bounds(turns: Sequence[Turn]) -> list[float] | None:
             terms.append(_seconds(roll, not alone) + _seconds(train, shared))
             for node in roll.nodes:
                 loads.setdefault(node, []).append(roll)
-        terms += [
-            sum(_seconds(step, len(steps) > 1) for step in steps) for steps in loads.values()
-        ]
+        terms += [sum(_seconds(step, len(steps) > 1) for step in steps) for steps in loads.values()]
         for at in inside:
             lowest[at] = max(terms)
     return lowest

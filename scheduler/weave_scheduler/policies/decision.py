@@ -19,7 +19,7 @@ class Verdict:
 
     Attributes:
         by: ``closed form``, ``lower bound``, ``upper bound``, ``cycle ratio``, ``simulation``,
-            ``quantile``, or what else refused it: ``memory``, ``capacity``, ``size``, ``saturated``.
+            ``quantile``, or what else refused it: ``memory``, ``capacity``, ``saturated``.
         period_s: seconds between iterations of the slowest member; of every member where the order
             makes all equal.
         binds: the term of the period that binds.

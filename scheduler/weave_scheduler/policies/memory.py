@@ -66,9 +66,7 @@ def memory_mistake(
 def _host_mistake(where: str, node: Node, need: int, equal: bool) -> str | None:
     if need < node.host_bytes or (equal and need == node.host_bytes):
         return None
-    return (
-        f"{where} would hold {format_bytes(need)} of {format_bytes(node.host_bytes)} host memory"
-    )
+    return f"{where} would hold {format_bytes(need)} of {format_bytes(node.host_bytes)} host memory"
 
 
 def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | None:

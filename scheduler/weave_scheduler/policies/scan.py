@@ -166,9 +166,7 @@ def _judged(
     for one in range(size):
         if lower[one] > limit[one] * room:
             return -1
-    closed = not fifo or (
-        np.all(masks == bits) and bits & (bits - 1) == 0 and degree == 1
-    )
+    closed = not fifo or (np.all(masks == bits) and bits & (bits - 1) == 0 and degree == 1)
     if closed:
         means[:size] = lower
         return 0

@@ -145,7 +145,9 @@ class GroupTable:
         passing = np.zeros((len(rows), _NODES), dtype=np.bool_)
         reason, longest = scan_groups(rows, table, asked, switches, passing)
         price = cluster.pools["rollout"].node.cost_per_h
-        new = job.rollout_nodes if not price else min(job.rollout_nodes, limit / price * (1 + 1e-12))
+        new = (
+            job.rollout_nodes if not price else min(job.rollout_nodes, limit / price * (1 + 1e-12))
+        )
         free = cluster.free("rollout")
         most = int(new if free is None else min(new, free))
         means = np.zeros(settings.max_group)
