@@ -9,6 +9,7 @@ zero (a deadlock): ValueError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -24,43 +25,44 @@ _TOLERANCE = 1e-11  # of a float guess, relative
 
 def exact_ratio(count: int, arcs: Sequence[tuple[int, int, int | Fraction, int]]) -> Fraction | int:
     """Exact; ``arcs`` are (tail, head, weight, tokens) between nodes 0 .. count - 1."""
-    guess = Fraction(0)
+    unit = math.lcm(*(Fraction(weight).denominator for _, _, weight, _ in arcs))
+    whole = [(tail, head, int(weight * unit), tokens) for tail, head, weight, tokens in arcs]
+    top, bottom = 0, 1  # the guess as a fraction, in whole numbers because those are fast
     while True:
-        circuit = _positive_circuit(
-            count, [(tail, head, weight - guess * tokens) for tail, head, weight, tokens in arcs]
-        )
+        gains = [
+            (tail, head, weight * bottom - top * tokens) for tail, head, weight, tokens in whole
+        ]
+        circuit = _positive_circuit(count, gains)
         if circuit is None:
-            return guess.numerator if guess.denominator == 1 else guess
-        weight = sum((Fraction(arcs[arc][2]) for arc in circuit), Fraction(0))
-        tokens = sum(arcs[arc][3] for arc in circuit)
-        if tokens <= 0:
+            ratio = Fraction(top, bottom * unit)
+            return ratio.numerator if ratio.denominator == 1 else ratio
+        top = sum(whole[arc][2] for arc in circuit)
+        bottom = sum(whole[arc][3] for arc in circuit)
+        if bottom <= 0:
             raise ValueError(_DEADLOCK)
-        guess = weight / tokens
 
 
-def _positive_circuit(count: int, arcs: Sequence[tuple[int, int, Fraction]]) -> list[int] | None:
+def _positive_circuit(count: int, arcs: Sequence[tuple[int, int, int]]) -> list[int] | None:
     """Arcs of one circuit with a positive sum, or None (Bellman-Ford for longest walks)."""
-    best = [Fraction(0)] * count
-    came: list[int | None] = [None] * count
-    touched = None
+    best = [0] * count
+    came = [-1] * count
+    touched = -1
     for _ in range(count):
-        touched = None
+        touched = -1
         for arc, (tail, head, gain) in enumerate(arcs):
-            if best[tail] + gain > best[head]:
-                best[head], came[head], touched = best[tail] + gain, arc, head
-        if touched is None:
+            reach = best[tail] + gain
+            if reach > best[head]:
+                best[head], came[head], touched = reach, arc, head
+        if touched < 0:
             return None
     seen: dict[int, int] = {}
     walk: list[int] = []
     node = touched
-    while node is not None and node not in seen:  # backwards until a node comes again
+    while node not in seen:  # backwards until a node comes again
         seen[node] = len(walk)
-        arc_in = came[node]
-        if arc_in is None:
-            return None
-        walk.append(arc_in)
-        node = arcs[arc_in][0]
-    return walk[seen[node] :] if node is not None else None
+        walk.append(came[node])
+        node = arcs[came[node]][0]
+    return walk[seen[node] :]
 
 
 def float_ratio(

@@ -2,8 +2,8 @@
 
 Times are seconds of the real job (``_s``), memory is bytes (``_bytes``), prices are money per
 GPU-hour. Everything is checked when it is made: ValueError names the field. A group is the paper's
-G = (J, R, T, Phi): its members with their placements, and the nodes it owns (paper 4.2). Pure: no
-clock, no I/O.
+G = (J, R, T, Phi): its members with their placements, and the nodes it owns (paper 4.2). Nodes are
+in ``weave_scheduler.pools`` and can be had from here too. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from weave_scheduler.laws import Constant, DurationLaw
+from weave_scheduler.pools import POOLS, Node, PoolModel, check_number, check_unique, node_name
 
 __all__ = [
     "POOLS",
@@ -35,26 +36,7 @@ __all__ = [
     "node_name",
 ]
 
-POOLS: tuple[str, ...] = ("rollout", "train")
 Intra = Literal["fifo", "strict", "barrier"]
-
-
-def node_name(pool: str, node: int) -> str:
-    """``rollout:0``: the name of a node in events and in mathematics."""
-    return f"{pool}:{node}"
-
-
-def _number(value: float, field: str, least: float = 0.0) -> None:
-    if not (math.isfinite(value) and value >= least):
-        raise ValueError(f"{field}: {value!r} is out of range; allowed: {least:g} or more")
-
-
-def _unique(values: Iterable[object], field: str) -> None:
-    seen: set[object] = set()
-    for value in values:
-        if value in seen:
-            raise ValueError(f"{field}: {value!r} is given twice")
-        seen.add(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +57,7 @@ class Tail:
     def __post_init__(self) -> None:
         if not (0 < self.hold_share <= 1 and 0 <= self.kept_share < 1):
             raise ValueError(f"tail: shares {self.hold_share!r}, {self.kept_share!r} out of range")
-        _number(self.migrate_s, "migrate_s")
+        check_number(self.migrate_s, "migrate_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +79,7 @@ class Phase:
     tail: Tail | None = None
 
     def __post_init__(self) -> None:
-        _unique(self.pools, f"phase {self.name}: pools")
+        check_unique(self.pools, f"phase {self.name}: pools")
         for pool in self.pools:
             if pool not in POOLS:
                 raise ValueError(f"phase {self.name}: pools: {pool!r} is not known")
@@ -126,7 +108,7 @@ class Need:
 
     def __post_init__(self) -> None:
         for field in ("host_bytes", "device_bytes", "keep_bytes", "residual_bytes"):
-            _number(getattr(self, field), field)
+            check_number(getattr(self, field), field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +125,8 @@ class SwitchCost:
     background_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _number(self.foreground_s, "foreground_s")
-        _number(self.background_s, "background_s")
+        check_number(self.foreground_s, "foreground_s")
+        check_number(self.background_s, "background_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +153,7 @@ class Degree:
     need: Need | None = None
 
     def __post_init__(self) -> None:
-        _number(self.nodes, "nodes", 1)
+        check_number(self.nodes, "nodes", 1)
         if self.train_factor is not None and not self.train_factor > 0:
             raise ValueError(f"train_factor: {self.train_factor!r}; allowed: more than 0")
 
@@ -212,12 +194,12 @@ class JobModel:
         if not self.name or not self.phases:
             raise ValueError(f"{at}: name and phases must not be empty")
         if self.slo is not None:
-            _number(self.slo, f"{at}: slo", 1)
-        _number(self.arrival_s, f"{at}: arrival_s")
+            check_number(self.slo, f"{at}: slo", 1)
+        check_number(self.arrival_s, f"{at}: arrival_s")
         for field in ("iterations", "rollout_nodes", "train_nodes"):
-            _number(getattr(self, field), f"{at}: {field}", 1)
-        _unique((phase.name for phase in self.phases), f"{at}: phases")
-        _unique((degree.nodes for degree in self.degrees), f"{at}: degrees")
+            check_number(getattr(self, field), f"{at}: {field}", 1)
+        check_unique((phase.name for phase in self.phases), f"{at}: phases")
+        check_unique((degree.nodes for degree in self.degrees), f"{at}: degrees")
         seen: set[str] = set()
         for phase in self.phases:
             missing = [name for name in phase.after if name not in seen]
@@ -327,40 +309,6 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """What one node of a pool is. ``price`` is money per GPU-hour; only ratios mean anything."""
-
-    gpus: int
-    price: float
-    host_bytes: int
-    device_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        _number(self.gpus, "gpus", 1)
-        for field in ("price", "host_bytes", "device_bytes"):
-            _number(getattr(self, field), field)
-
-    @property
-    def cost_per_h(self) -> float:
-        return self.gpus * self.price
-
-
-@dataclass(frozen=True, slots=True)
-class PoolModel:
-    """All nodes of one pool; they are alike. ``count`` None: as many as asked for."""
-
-    pool: str
-    node: Node
-    count: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.pool not in POOLS:
-            raise ValueError(f"pool: {self.pool!r} is not known")
-        if self.count is not None:
-            _number(self.count, "count", 1)
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """A job in a group, pinned to its nodes; it trains with the degree of its placement."""
 
@@ -370,7 +318,7 @@ class Member:
     def __post_init__(self) -> None:
         at = f"job {self.job.name}"
         for pool in POOLS:
-            _unique(self.placement.of(pool), f"{at}: {pool} nodes")
+            check_unique(self.placement.of(pool), f"{at}: {pool} nodes")
         used = {pool for phase in self.job.phases for pool in phase.pools}
         for pool in sorted(used):
             if not self.placement.of(pool):
@@ -394,7 +342,7 @@ class Group:
     pairs: tuple[PairCost, ...] = ()
 
     def __post_init__(self) -> None:
-        _unique((member.job.name for member in self.members), "members")
+        check_unique((member.job.name for member in self.members), "members")
         for member in self.members:
             for pool in POOLS:
                 foreign = set(member.placement.of(pool)) - set(self.nodes(pool))
