@@ -61,12 +61,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Feasible groups: ``members`` is padded with -1, prices per hour."""
+    """Feasible groups: ``members`` is padded with -1, prices per hour, of a group and of a node."""
 
     members: Integers
     prices: Floats
     rollout_nodes: Integers
     train_nodes: Integers
+    rollout_price: float
+    train_price: float
 
     def __len__(self) -> int:
         return len(self.prices)
@@ -102,6 +104,8 @@ def feasible_groups(instance: Instance) -> Columns:
         np.array([one[0] for one in found]),
         np.array([one[1] for one in found], dtype=np.int64),
         np.array([one[2] for one in found], dtype=np.int64),
+        instance.rollout_price,
+        instance.train_price,
     )
 
 

@@ -8,6 +8,7 @@ through scipy, and CP-SAT where OR-Tools is installed. scipy and OR-Tools come w
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,32 +75,89 @@ def _subsets(masks: Any, prices: Any, starts: Any, jobs: int) -> Any:
 
 
 def by_milp(columns: Columns, jobs: int, limit_s: float | None = None) -> Optimum:
-    """HiGHS. ``limit_s`` stops the search early with what it has.
+    """HiGHS, one program per number of training nodes. ``limit_s`` stops each search early.
 
+    With that number fixed only rollout nodes are left to count, so the least bound of the
+    relaxation rounds up to a whole node and the search ends early. The relaxation is convex in the
+    number, so the numbers are tried outwards from its optimum until it exceeds the best found.
     Raises ImportError without scipy, RuntimeError where no solution was found in time.
     """
-    optimize = importlib.import_module("scipy.optimize")
-    sparse = importlib.import_module("scipy.sparse")
-    kept = _worth_keeping(columns)
-    rows = columns.members[kept]
-    column, position = np.nonzero(rows >= 0)
-    matrix = sparse.csr_matrix(
-        (np.ones(len(column)), (rows[column, position], column)), shape=(jobs, len(kept))
-    )
-    options: dict[str, float] = {"mip_rel_gap": 0.0}
-    if limit_s is not None:
-        options["time_limit"] = limit_s
-    found = optimize.milp(
-        c=columns.prices[kept],
-        constraints=optimize.LinearConstraint(matrix, 1, np.inf),
-        bounds=optimize.Bounds(0, 1),
-        integrality=np.ones(len(kept)),
-        options=options,
-    )
-    if found.x is None:
-        raise RuntimeError(f"HiGHS found no partition: {found.message}")
-    chosen = kept[np.flatnonzero(found.x > 0.5)]
-    return _optimum(columns, chosen.tolist(), found.status == 0)
+    search = _Search(columns, jobs, limit_s)
+    start = search.relaxed(None)
+    if start is None:
+        raise RuntimeError("HiGHS found no partition")
+    for step, number in ((1, math.ceil(start - 1e-6)), (-1, math.ceil(start - 1e-6) - 1)):
+        while number >= 1 and search.try_number(number):
+            number += step
+    if search.chosen is None:
+        raise RuntimeError("HiGHS found no partition in time")
+    return _optimum(columns, search.chosen, search.proved)
+
+
+class _Search:
+    """The programs over one set of columns, and the best solution so far."""
+
+    def __init__(self, columns: Columns, jobs: int, limit_s: float | None) -> None:
+        self._optimize = importlib.import_module("scipy.optimize")
+        sparse = importlib.import_module("scipy.sparse")
+        self._columns = columns
+        self._kept = kept = _worth_keeping(columns)
+        rows = columns.members[kept]
+        column, position = np.nonzero(rows >= 0)
+        cover = sparse.csr_matrix(
+            (np.ones(len(column)), (rows[column, position], column)), shape=(jobs, len(kept))
+        )
+        self._rollout = columns.rollout_nodes[kept].astype(float)
+        self._train = columns.train_nodes[kept].astype(float)
+        self._matrix = sparse.vstack([cover, self._train, self._rollout], format="csr")
+        self._low = np.ones(jobs)
+        self._limit_s = limit_s
+        self.best = math.inf
+        self.chosen: list[int] | None = None
+        self.proved = True
+
+    def relaxed(self, number: int | None) -> float | None:
+        """Training nodes of the relaxation's optimum, or, with their number fixed, its price."""
+        goal = self._columns.prices[self._kept] if number is None else self._rollout
+        found = self._solve(goal, number, math.inf, whole=False)
+        if found.x is None:
+            return None
+        return float(self._train @ found.x) if number is None else float(found.fun)
+
+    def try_number(self, number: int) -> bool:
+        """Solve for that many training nodes; False where the relaxation cannot do better."""
+        per_node, fixed = self._columns.rollout_price, number * self._columns.train_price
+        nodes = self.relaxed(number)
+        if nodes is None or fixed + per_node * nodes >= self.best * (1 - 1e-9):
+            # an even number of training nodes may be all that the degrees allow
+            return nodes is None and number < self._train.sum() and self.chosen is None
+        most = math.inf
+        if per_node and math.isfinite(self.best):
+            most = math.ceil((self.best - fixed) / per_node - 1e-6) - 1
+        if math.ceil(nodes - 1e-6) <= most:
+            found = self._solve(self._rollout, number, most, whole=True)
+            if found.x is not None:
+                self.chosen = self._kept[np.flatnonzero(found.x > 0.5)].tolist()
+                self.best = fixed + per_node * round(float(found.fun))
+            self.proved = self.proved and found.status in (0, 2)
+        return True
+
+    def _solve(self, goal: Any, number: int | None, most: float, *, whole: bool) -> Any:
+        low, high = (0.0, math.inf) if number is None else (number, number)
+        options: dict[str, float] = {"mip_rel_gap": 0.0}
+        if self._limit_s is not None:
+            options["time_limit"] = self._limit_s
+        return self._optimize.milp(
+            c=goal,
+            constraints=self._optimize.LinearConstraint(
+                self._matrix,
+                np.concatenate([self._low, [low, 0.0]]),
+                np.concatenate([np.full(len(self._low), math.inf), [high, most]]),
+            ),
+            bounds=self._optimize.Bounds(0, 1),
+            integrality=np.full(len(goal), int(whole)),
+            options=options,
+        )
 
 
 def by_cpsat(columns: Columns, jobs: int, limit_s: float | None = None) -> Optimum:

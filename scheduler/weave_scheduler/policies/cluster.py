@@ -91,7 +91,8 @@ class Cluster:
             raise ValueError(f"job {job.name} is placed already")
         member = Member(job, placement)
         if group is None:
-            number, members, owned = self._next_group, (member,), Placement((), ())
+            number, owned = self._next_group, Placement((), ())
+            members: tuple[Member, ...] = (member,)
         else:
             number = group
             known = self.residents[group].group
@@ -100,7 +101,9 @@ class Cluster:
             pool: (*owned.of(pool), *self._take(pool, placement.of(pool), owned.of(pool)))
             for pool in POOLS
         }
-        made = Resident(number, Group(members, **nodes), order, admitted_by)
+        made = Resident(
+            number, Group(members, nodes["rollout"], nodes["train"]), order, admitted_by
+        )
         self._next_group = max(self._next_group, number + 1)
         self._home[job.name] = number
         self.residents[number] = made

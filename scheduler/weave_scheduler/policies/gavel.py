@@ -2,9 +2,9 @@
 
 Heterogeneity-aware and at the level of jobs, as the paper's Gavel+: it knows nothing of phases. In
 every round of ``ROUND_S`` a job runs in one of its ways, or not at all: *disaggregated* on its
-rollout and training nodes (rate 1), *co-located* on its training nodes, or *on rollout nodes* (rates
-relative to disaggregated). The allocation is Gavel's max-min fairness: x[j, w] >= 0 is the fraction
-of time that job j spends in way w,
+rollout and training nodes (rate 1), *co-located* on its training nodes, or *on rollout nodes*
+(rates relative to disaggregated). The allocation is Gavel's max-min fairness: x[j, w] >= 0 is the
+fraction of time that job j spends in way w,
 
     maximise t   with  t <= weight_j * sum over w of rate[j, w] x[j, w]   for every job j,
                        sum over w of x[j, w] <= 1                         for every job j,

@@ -39,12 +39,12 @@ def fifo_iterations(times: Any, mask: Any, means: Any) -> bool:
     rollout node, at most 62. All start at 0 in the order of the rows. Phases are taken in the order
     in which they enter the queues (ties: the job whose phase before was granted first); each starts
     when all its nodes are free of those before it, a switch later where another job was there last.
-    Ends where the state at a rollout of the first job is one that was seen before (Brent's cycle
-    detection), else the mean is that of the second half.
+    Ends where the state at a rollout of the first job was seen before (Brent's cycle detection),
+    else the mean is that of the second half.
     """
     jobs = len(mask)
     nodes, first = _nodes_of(mask)
-    pool = np.max(nodes) + 1  # the training pool comes after the rollout nodes
+    pool = nodes[-1]
     ready = np.zeros(jobs)
     granted = np.zeros(jobs)
     serial = np.arange(jobs)
@@ -76,21 +76,9 @@ def fifo_iterations(times: Any, mask: Any, means: Any) -> bool:
                 saved_at = now
                 wait *= 2
                 since = 0
-        start = ready[job]
-        low, high = (pool, pool + 1) if training[job] else (first[job], first[job + 1])
-        switched = False
-        for at in range(low, high):
-            node = pool if training[job] else nodes[at]
-            start = max(start, free[node])
-            switched = switched or (last[node] != job and last[node] >= 0)
-        granted[job] = start
-        kind = 2 if training[job] else 0
-        end = start + times[job, kind] + (times[job, kind + 1] if switched else 0.0)
-        for at in range(low, high):
-            node = pool if training[job] else nodes[at]
-            free[node] = end
-            last[node] = job
-        ready[job] = end
+        held = nodes[first[-1] :] if training[job] else nodes[first[job] : first[job + 1]]
+        spent = times[job, 2:] if training[job] else times[job, :2]
+        granted[job], ready[job] = _run(job, ready[job], held, spent, free, last)
         done[job] += training[job]
         training[job] = not training[job]
         serial[job] = count
@@ -98,9 +86,25 @@ def fifo_iterations(times: Any, mask: Any, means: Any) -> bool:
 
 
 @njit(cache=True)
+def _run(job: int, ready: float, held: Any, spent: Any, free: Any, last: Any) -> Any:
+    """One phase: when it was granted, and when its nodes are free again."""
+    start = ready
+    switched = False
+    for node in held:
+        start = max(start, free[node])
+        switched = switched or (last[node] != job and last[node] >= 0)
+    end = start + spent[0] + (spent[1] if switched else 0.0)
+    for node in held:
+        free[node] = end
+        last[node] = job
+    return start, end
+
+
+@njit(cache=True)
 def _nodes_of(mask: Any) -> Any:
-    """Rollout nodes of the jobs, one job after the other, and where each job's begin."""
-    nodes = np.empty(62 * len(mask), dtype=np.int64)
+    """Rollout nodes of the jobs, one job after the other, then the training pool as one more
+    node; and where each of them begins."""
+    nodes = np.empty(62 * len(mask) + 1, dtype=np.int64)
     first = np.zeros(len(mask) + 1, dtype=np.int64)
     count = 0
     for job in range(len(mask)):
@@ -109,7 +113,8 @@ def _nodes_of(mask: Any) -> Any:
                 nodes[count] = node
                 count += 1
         first[job + 1] = count
-    return nodes[:count], first
+    nodes[count] = np.max(nodes[:count]) + 1
+    return nodes[: count + 1], first
 
 
 @njit(cache=True)
@@ -142,10 +147,10 @@ def _state(now: float, ready: Any, training: Any, free: Any, last: Any, state: A
 
 @njit(cache=True)
 def _same(state: Any, saved: Any, span: float) -> bool:
+    same = True
     for at in range(len(state)):
-        if not abs(state[at] - saved[at]) <= 1e-9 * span:
-            return False
-    return True
+        same = same and abs(state[at] - saved[at]) <= 1e-9 * span
+    return same
 
 
 @njit(cache=True)

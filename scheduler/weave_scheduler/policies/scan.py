@@ -31,7 +31,7 @@ def scan_groups(rows: Any, table: Any, asked: Any, switches: Any, passing: Any) 
     """
     (jobs, nodes, degree, plain, saturated, _, _, _, _, load, span, whole, memory,
      train_memory) = table  # fmt: skip
-    times, train_need, roll_need, plain_job, limit, wanted, rooms, fixed = asked
+    times, train_need, roll_need, plain_job, limit, _, rooms, fixed = asked
     max_group, fifo, prune, equal, hooked = switches
     reason = np.zeros(len(rows), dtype=np.int64)
     longest = np.zeros(len(rows), dtype=np.int64)
@@ -129,10 +129,10 @@ def first_admitted(
 def _one_node_each(mask: Any, jobs: int, wanted: int) -> bool:
     if wanted != 1:
         return False
+    several = False
     for job in range(jobs):
-        if mask[job] & (mask[job] - 1):
-            return False
-    return True
+        several = several or mask[job] & (mask[job] - 1) != 0
+    return not several
 
 
 @njit(cache=True)
@@ -248,4 +248,4 @@ def _over(times: Any, masks: Any) -> bool:
             if (masks[one] >> node) & 1:
                 here += times[one, 0]
         load = max(load, here)
-    return load > cycle * (1 + ROOM)
+    return bool(load > cycle * (1 + ROOM))
