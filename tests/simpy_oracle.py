@@ -71,8 +71,7 @@ class Group:
             yield self.env.timeout(0)
 
     def phase(self, job, at, step, after, over):
-        for one in after:
-            yield one
+        yield from after
         nodes = [self.nodes[name] for name in sorted(step.nodes)]
         token = Token(self.env, nodes, (job, at))
         for node in nodes:

@@ -33,8 +33,8 @@ INCLUDES = {
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
     "barrierstate", "commands", "cycleratio", "document", "eventkernel", "events", "groupmath",
-    "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo", "pools", "recursion",
-    "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
+    "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo", "pools",
+    "recursion", "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
 )  # fmt: skip
 # The only places that may import torch when they are imported.
 TORCH = ("weave_rt/adapters/", "scheduler/weave_scheduler/jobs/grpo/")
