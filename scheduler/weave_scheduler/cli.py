@@ -145,6 +145,33 @@ def run(
     return outcome.code
 
 
+@app.command(epilog="Example: weave plan examples/two_modelled_jobs.yaml --why code")
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A spec, or a decision to replay.")],
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="JOB", help="Every candidate of one job.")
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="DECISION.json",
+            help="File for the decision about --why (default: the last job).",
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Which jobs would share which nodes, how fast, at what price, and why."""
+    from weave_scheduler.planning import plan_file
+
+    shown = plan_file(file, why, snapshot)
+    _show(shown.record, shown.tables, as_json)
+    for line in [] if as_json else shown.lines:
+        print(line)
+    return shown.code
+
+
 @app.command(epilog="Example: weave doctor --device 'emulated:h800?scale=64'")
 def doctor(device: Device = "auto", as_json: Json = False, debug: Debug = False) -> int:
     """Show versions, devices, and what this host allows."""

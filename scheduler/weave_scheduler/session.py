@@ -16,6 +16,7 @@ from weave_scheduler.conditions import conditions
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
 from weave_scheduler.outdir import OutDir
+from weave_scheduler.planning import run_plan
 from weave_scheduler.progress import Screen
 from weave_scheduler.report import report_page
 from weave_scheduler.solo import run_solo
@@ -48,7 +49,7 @@ class Outcome:
 def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcome:
     """Run a spec. Raises SpecError, UsageError, SoloFailed or WeaveError where nothing can run."""
     loaded = load_spec(path)
-    check_jobs(loaded)
+    placements = check_jobs(loaded)
     runs = Runs(loaded.spec)
     with ExitStack() as stack:
         folder = stack.enter_context(OutDir(out)) if out is not None else None
@@ -56,6 +57,8 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
         with screen:
             for note in notes(loaded):
                 screen.note(note)
+            for line in run_plan(loaded, placements) if mode != "solo" else ():
+                screen.stage(line)
             for job in loaded.spec.jobs if mode != "together" else ():
                 if not interrupt.stopped():
                     screen.stage(f"{job.name} alone")

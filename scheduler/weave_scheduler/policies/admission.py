@@ -23,7 +23,7 @@ from weave_scheduler.groupmath import (
     turns_of,
     why_not_closed,
 )
-from weave_scheduler.groupsim import simulate_group
+from weave_scheduler.groupsim import simulated_iterations
 from weave_scheduler.laws import Constant
 from weave_scheduler.model import Group, JobModel
 from weave_scheduler.montecarlo import group_slowdowns, quantile_bound
@@ -36,9 +36,6 @@ __all__ = ["ROOM", "judge", "limit_s", "oversaturated", "solo_s"]
 
 #: Relative room for rounding when a sum of durations is held against a limit.
 ROOM = 1e-9
-
-#: Rounds of a simulation with fixed durations; the mean is that of the second half.
-_ROUNDS = 120
 
 #: Iterations over which a slowdown is taken, at most (design section 8).
 _WINDOW = 100
@@ -86,8 +83,7 @@ def _judge_open(
             return admitted
     if settings.intra == "strict":
         return _judge_order(group, turns, settings, order)
-    times = simulate_group(turns, settings.intra, _ROUNDS, pairs=group.pairs)
-    means = [float(one.mean_after(_ROUNDS // 2)) for one in times]
+    means = [float(one) for one in simulated_iterations(turns, settings.intra, pairs=group.pairs)]
     return _verdict(group, settings, means, "simulation")
 
 
@@ -116,6 +112,8 @@ def lower_bounds(turns: Sequence[Turn], settings: Settings) -> list[float]:
 
 def upper_bounds(turns: Sequence[Turn], settings: Settings, pairs: bool) -> list[float] | None:
     """Per job, no less than its long-run mean iteration; None where no bound is known."""
+    if len(turns) == 1:  # nobody to wait for
+        return [float(turns[0].solo)]
     if pairs:
         return None
     if settings.intra == "strict":
@@ -130,23 +128,17 @@ def _judge_quantile(group: Group, settings: Settings, order: Sequence[int] | Non
         return refused
     if settings.intra == "strict" and order is None:
         order = best_order(turns, group.pairs)[0]
-    ratios: list[float] = []
-    means: list[float] = []
-    drawn = {}
-    for place, member in enumerate(group.members):
-        window = min(member.job.iterations, _WINDOW)
-        if window not in drawn:
-            drawn[window] = group_slowdowns(
-                group,
-                settings.intra,
-                order=order,
-                iterations=window,
-                replications=settings.replications,
-            )
-        found = drawn[window]
-        limit = quantile_bound(found.ratios[place], settings.quantile, settings.confidence)
-        ratios.append(limit.upper)
-        means.append(float(found.iterations_s[place].mean()))
+    found = group_slowdowns(
+        group,
+        settings.intra,
+        order=order,
+        iterations=_WINDOW,
+        replications=settings.replications,
+    )
+    ratios = [
+        quantile_bound(own, settings.quantile, settings.confidence).upper for own in found.ratios
+    ]
+    means = [float(own.mean()) for own in found.iterations_s]
     slack, worst = _slack(group, ratios)
     return Verdict(
         admitted=slack is None or slack >= -ROOM,
