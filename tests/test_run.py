@@ -42,6 +42,7 @@ jobs:
     state: {rollout: {weights: 2.5GB, kv_cache: 1GB}, train: {weights: 1GB, optimizer: 2.5GB}}
     phases: {rollout: {law: lognormal, mean: 20s, cv: 0.2, max: 40s}, train: 18s, weight_sync: 1s}
 """
+MODES = ("fifo", "strict", "barrier")
 FILES = {"summary.json", "timeline.json", "report.html"}
 
 
@@ -327,3 +328,22 @@ def test_the_result_of_a_kind_is_kept(monkeypatch):
     job = run.jobs[0]
     assert (job.weights_digest, job.loss_digest, job.torch_threads) == ("w", "l", 1)
     assert job.losses == [0.0, 1 / 3, 2 / 3, 1.0]
+
+
+@pytest.mark.parametrize("intra", MODES)
+def test_every_mode_runs_both_jobs_to_the_end(tmp_path, intra):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC + f"scheduler: {{intra: {intra}}}\n")
+    outcome = run_spec(path, tmp_path / "out", "together", Screen())
+    assert outcome.code == 0, outcome.complaints
+    starts = [
+        (one["ts"], one["name"]) for one in read(tmp_path / "out", "timeline.json")["traceEvents"]
+        if one["ph"] == "X" and one["name"].endswith("/rollout")
+    ]  # fmt: skip
+    jobs = [name.split("/")[0] for _, name in sorted(starts)]
+    assert sorted(jobs) == ["a"] * 4 + ["b"] * 4
+    if intra != "fifo":  # in turns from where both have begun to where one has ended
+        begun = max(jobs.index("a"), jobs.index("b"))
+        ended = min(len(jobs) - jobs[::-1].index(job) for job in "ab")
+        turns = jobs[begun:ended]
+        assert all(one != other for one, other in itertools.pairwise(turns)), jobs

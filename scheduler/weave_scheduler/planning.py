@@ -17,6 +17,7 @@ from weave_scheduler.plandrawing import draw_group
 from weave_scheduler.planinput import job_model, job_models, pool_models, settings_of
 from weave_scheduler.plantables import decision_table, plan_tables, short_plan
 from weave_scheduler.policies.snapshot import replay
+from weave_scheduler.profile import read_profile, with_profile
 from weave_scheduler.specfile import SpecFile, load_spec
 from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
@@ -39,13 +40,18 @@ class Shown:
     code: int = 0
 
 
-def plan_file(path: Path, why: str | None, snapshot: Path | None) -> Shown:
-    """Plan a spec, or replay a decision. Raises SpecError or UsageError for a mistake."""
+def plan_file(
+    path: Path, why: str | None, snapshot: Path | None, profile: Path | None = None
+) -> Shown:
+    """Plan a spec, or replay a decision. ``profile``: measured laws for the spec.
+
+    Raises SpecError or UsageError for a mistake.
+    """
     content = _decision_in(path)
     if content is None:
-        return _plan_spec(path, why, snapshot)
-    if why is not None or snapshot is not None:
-        raise UsageError(f"{path}: is a decision; --why and --snapshot belong to a spec")
+        return _plan_spec(path, why, snapshot, profile)
+    if why is not None or snapshot is not None or profile is not None:
+        raise UsageError(f"{path}: is a decision; --why, --snapshot, --profile belong to a spec")
     try:
         again = replay(content)
     except ValueError as error:
@@ -72,8 +78,10 @@ def _decision_in(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and "format" in content else None
 
 
-def _plan_spec(path: Path, why: str | None, snapshot: Path | None) -> Shown:
+def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:
     loaded = load_spec(path)
+    if profile is not None:
+        loaded = with_profile(loaded, read_profile(profile))
     settings = settings_of(loaded.spec)
     pools = pool_models(loaded)
     jobs = job_models(loaded)
@@ -112,8 +120,13 @@ def _where(decision: dict[str, Any]) -> str:
     return f"job {decision['job']}: {chosen['kind']}, {group}, by {chosen['verdict']['by']}"
 
 
-def run_plan(loaded: SpecFile, placements: dict[str, Placement]) -> list[str]:
-    """What the same mathematics says about the one group that is about to run; never refuses."""
+def run_plan(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None = None
+) -> list[str]:
+    """What the same mathematics says about the one group that is about to run; never refuses it.
+    Raises SpecError for a profile that cannot be read."""
+    if profile is not None:
+        loaded = with_profile(loaded, read_profile(profile))
     spec = loaded.spec
     try:
         jobs = [(job_model(job), placements[job.name]) for job in spec.jobs]

@@ -46,8 +46,13 @@ class Outcome:
     written: list[Path] = field(default_factory=list)
 
 
-def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcome:
-    """Run a spec. Raises SpecError, UsageError, SoloFailed or WeaveError where nothing can run."""
+def run_spec(
+    path: Path, out: Path | None, mode: Mode, screen: Screen, profile: Path | None = None
+) -> Outcome:
+    """Run a spec; ``profile`` holds measured laws for its plan.
+
+    Raises SpecError, UsageError, SoloFailed or WeaveError where nothing can run.
+    """
     loaded = load_spec(path)
     placements = check_jobs(loaded)
     runs = Runs(loaded.spec)
@@ -57,7 +62,7 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
         with screen:
             for note in notes(loaded):
                 screen.note(note)
-            for line in run_plan(loaded, placements) if mode != "solo" else ():
+            for line in run_plan(loaded, placements, profile) if mode != "solo" else ():
                 screen.stage(line)
             for job in loaded.spec.jobs if mode != "together" else ():
                 if not interrupt.stopped():

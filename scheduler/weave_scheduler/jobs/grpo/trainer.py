@@ -96,6 +96,7 @@ def train_grpo(
     for step in range(iterations):
         with job.phase("rollout", step=step):
             batch = roll_out(engine, cache, task, config, draws, sampling)
+            lengths = answer_lengths(batch.answers)
         with job.phase("reward", step=step):
             scores = grade(task, batch, config)
             chosen = most_telling(scores, config.group_keep)
@@ -107,7 +108,8 @@ def train_grpo(
             copy_weights(policy, engine)
         rewards.append(scores.mean().item())
         losses.append(loss)
-        on_iteration(IterationRecord(step, rewards[-1], int((scores == 1.0).sum()), loss))
+        correct = int((scores == 1.0).sum())
+        on_iteration(IterationRecord(step, rewards[-1], correct, loss, lengths))
 
     with job.phase("save"):
         weights_digest = digest_weights(policy)
@@ -138,6 +140,13 @@ def roll_out(
         engine, prompts.to(device), cache, chances.to(device), config.temperature
     )
     return Batch(questions, prompts, answers.cpu(), logps.cpu())
+
+
+def answer_lengths(answers: Tensor) -> tuple[int, ...]:
+    """Tokens of each answer up to the end mark, the mark included; all where it has none."""
+    ended = (answers == CharTokenizer.END).int()
+    before = ended.cumsum(1) - ended == 0  # up to the end mark, the mark included
+    return tuple(before.sum(1).tolist())
 
 
 def grade(task: Task, batch: Batch, config: GrpoConfig) -> Tensor:
