@@ -4,7 +4,8 @@ The limit of job k is SLO_k times its solo iteration (design: worst case, or the
 draws). In mode ``worst-case`` the tests are, in this order: the closed form where its conditions
 hold; a lower bound that refuses; an upper bound that admits; the maximum cycle ratio of the best
 strict order; simulation of the very policy that will run. In mode ``quantile``: the lower bound at
-the means, then the upper confidence limit of the quantile over joint draws. Nothing but the closed
+the means, the policy itself at the means, a small sample of joint draws, all of which only refuse,
+then the upper confidence limit of the quantile over joint draws. Nothing but the closed
 form under its own conditions, an upper bound, the cycle ratio, a simulation of that policy or the
 quantile ever admits.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from weave_scheduler.groupmath import (
     Turn,
@@ -39,6 +42,9 @@ ROOM = 1e-9
 
 #: Iterations over which a slowdown is taken, at most (design section 8).
 _WINDOW = 100
+
+#: Replications of a first sample in mode ``quantile``; two above a limit refuse the group.
+_SCREEN = 24
 
 
 def solo_s(job: JobModel, settings: Settings) -> float:
@@ -128,22 +134,39 @@ def _judge_quantile(group: Group, settings: Settings, order: Sequence[int] | Non
         return refused
     if settings.intra == "strict" and order is None:
         order = best_order(turns, group.pairs)[0]
+    fixed = simulated_iterations(turns, settings.intra, order=order, pairs=group.pairs)
+    refused = _verdict(group, settings, [float(one) for one in fixed], "simulation at the means")
+    if not refused.admitted:
+        return refused
+    screened = _slowdown_limits(group, settings, order, screening=True)
+    return _slowdown_limits(group, settings, order) if screened.admitted else screened
+
+
+def _slowdown_limits(
+    group: Group, settings: Settings, order: Sequence[int] | None, *, screening: bool = False
+) -> Verdict:
+    """Slowdowns over joint draws: upper confidence limits of the quantile, or, for a screening
+    sample that is too small for those, the second largest (one draw may lie above)."""
     found = group_slowdowns(
         group,
         settings.intra,
         order=order,
         iterations=_WINDOW,
-        replications=settings.replications,
+        replications=_SCREEN if screening else settings.replications,
     )
     ratios = [
-        quantile_bound(own, settings.quantile, settings.confidence).upper for own in found.ratios
+        float(np.partition(own, -2)[-2])
+        if screening
+        else quantile_bound(own, settings.quantile, settings.confidence).upper
+        for own in found.ratios
     ]
     means = [float(own.mean()) for own in found.iterations_s]
     slack, worst = _slack(group, ratios)
+    kept = slack is None or slack >= -ROOM
     return Verdict(
-        admitted=slack is None or slack >= -ROOM,
-        by="quantile",
-        reason="" if slack is None or slack >= -ROOM else _too_slow(group, worst, ratios[worst]),
+        admitted=kept,
+        by="screening" if screening else "quantile",
+        reason="" if kept else _too_slow(group, worst, ratios[worst]),
         period_s=max(means),
         slack=slack,
         iterations_s=tuple(means),
