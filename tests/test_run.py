@@ -17,6 +17,7 @@ import weave_rt
 from weave_rt.errors import GrowthRefused
 from weave_scheduler import jobs, live
 from weave_scheduler.jobs import JobResult
+from weave_scheduler.planning import run_order
 from weave_scheduler.progress import Screen
 from weave_scheduler.records import load_run
 from weave_scheduler.session import run_spec
@@ -347,3 +348,18 @@ def test_every_mode_runs_both_jobs_to_the_end(tmp_path, intra):
         ended = min(len(jobs) - jobs[::-1].index(job) for job in "ab")
         turns = jobs[begun:ended]
         assert all(one != other for one, other in itertools.pairwise(turns)), jobs
+
+
+def test_a_strict_run_takes_the_planned_order_else_that_of_the_spec():
+    durations = {"a": 40, "b": 5, "c": 30}
+    jobs = "\n".join(
+        f"  - {{name: {name}, kind: synthetic, iterations: 2, state: {{train: {{weights: 1GB}}}},"
+        f" phases: {{rollout: {seconds}s, train: {seconds}s, weight_sync: {seconds}s}}}}"
+        for name, seconds in durations.items()
+    )
+    loaded = parse_spec(f"version: 1\nscheduler: {{intra: strict}}\njobs:\n{jobs}\n")
+    order = run_order(loaded, live.check_jobs(loaded))
+    assert sorted(order) == ["a", "b", "c"]
+    unplanned = parse_spec(f"version: 1\nscheduler: {{intra: strict}}\njobs:\n{jobs}\n".replace(
+        "rollout: 5s", "rollout: {law: lognormal, mean: 5s, cv: 1}"))  # fmt: skip
+    assert run_order(unplanned, live.check_jobs(unplanned)) == ["a", "b", "c"]

@@ -60,9 +60,13 @@ class _Work:
 
 
 def run_jobs(
-    loaded: SpecFile, names: Sequence[str], listener: Listener, stopped: Callable[[], bool]
+    loaded: SpecFile,
+    names: Sequence[str],
+    listener: Listener,
+    stopped: Callable[[], bool],
+    order: Sequence[str] | None = None,
 ) -> RunRecord:
-    """Run the named jobs together until all have ended.
+    """Run the named jobs together until all have ended; ``order``: of a strict group, by name.
 
     A job's failure is in its record. Raises SpecError or UsageError for the user's mistakes and
     DriverError where the devices themselves fail.
@@ -85,8 +89,10 @@ def run_jobs(
             jobs=[one.record for one in work],
             started_at=now_utc(),
         )
+        running = [one.spec.name for one in work]
         turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
-        policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns))
+        ranks = None if order is None else [running.index(name) for name in order]
+        policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
         _Runner(opened, work, run, listener, stopped).run(policy)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report

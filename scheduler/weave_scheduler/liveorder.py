@@ -1,7 +1,7 @@
 """The turns of the jobs of a run: which phases an iteration has, and which devices each holds.
 
-Only their shape matters to the modes ``strict`` and ``barrier``; the order of jobs is that of the
-spec. Durations are unknown here and stand as 1 s.
+Only their shape matters to the modes ``strict`` and ``barrier``. Durations are unknown here and
+stand as 1 s.
 """
 
 from __future__ import annotations

@@ -125,12 +125,30 @@ def run_plan(
 ) -> list[str]:
     """What the same mathematics says about the one group that is about to run; never refuses it.
     Raises SpecError for a profile that cannot be read."""
+    try:
+        return short_plan(_one_group(loaded, placements, profile))
+    except ValueError as error:
+        if isinstance(error, SpecError) and profile is not None:
+            raise
+        return [f"no plan: {error}"]
+
+
+def run_order(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None = None
+) -> list[str]:
+    """Job names in the planned strict order; that of the spec where there is no plan."""
+    try:
+        record = _one_group(loaded, placements, profile)
+    except ValueError:
+        record = {}
+    return list(record.get("order", [job.name for job in loaded.spec.jobs]))
+
+
+def _one_group(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None
+) -> dict[str, Any]:
+    """The record of the one group that runs. Raises ValueError where it cannot be planned."""
     if profile is not None:
         loaded = with_profile(loaded, read_profile(profile))
-    spec = loaded.spec
-    try:
-        jobs = [(job_model(job), placements[job.name]) for job in spec.jobs]
-        record = one_group(jobs, pool_models(loaded, priced=False), settings_of(spec))
-    except ValueError as error:
-        return [f"no plan: {error}"]
-    return short_plan(record)
+    jobs = [(job_model(job), placements[job.name]) for job in loaded.spec.jobs]
+    return one_group(jobs, pool_models(loaded, priced=False), settings_of(loaded.spec))

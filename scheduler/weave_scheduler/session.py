@@ -16,7 +16,7 @@ from weave_scheduler.conditions import conditions
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
 from weave_scheduler.outdir import OutDir
-from weave_scheduler.planning import run_plan
+from weave_scheduler.planning import run_order, run_plan
 from weave_scheduler.progress import Screen
 from weave_scheduler.report import report_page
 from weave_scheduler.solo import run_solo
@@ -72,7 +72,9 @@ def run_spec(
             if mode != "solo" and not broken and not interrupt.stopped():
                 names = [job.name for job in loaded.spec.jobs]
                 screen.stage(f"{', '.join(names)} together" if len(names) > 1 else names[0])
-                runs.together = run_jobs(loaded, names, screen, interrupt.stopped)
+                strict = loaded.spec.scheduler.intra == "strict"
+                order = run_order(loaded, placements, profile) if strict else None
+                runs.together = run_jobs(loaded, names, screen, interrupt.stopped, order)
         outcome = _outcome(runs, interrupt.stopped())
         if folder is not None and runs.all:
             _write(folder, runs, outcome)
