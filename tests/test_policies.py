@@ -12,7 +12,7 @@ from weave_scheduler.groupmath import longest_phases, turns_of, why_not_closed
 from weave_scheduler.groupsim import simulate_group, simulated_iterations
 from weave_scheduler.laws import Lognormal
 from weave_scheduler.model import Degree, Group, Member, Need, Placement, common_job
-from weave_scheduler.policies import Cluster, Desk, PaperPolicy, Settings, WeavePolicy
+from weave_scheduler.policies import Cluster, Desk, PaperPolicy, Resident, Settings, WeavePolicy
 from weave_scheduler.policies.admission import judge, oversaturated
 from weave_scheduler.policies.components import fifo_lower_bounds, fifo_upper_bounds
 from weave_scheduler.policies.quick import fifo_iterations
@@ -365,3 +365,33 @@ def test_a_job_without_limit_packs_anywhere():
     assert chosen.kind == "direct packing"
     assert chosen.verdict.slack is None
     assert math.isfinite(chosen.verdict.period_s)
+
+
+def test_a_hundred_thousand_jobs_are_no_reason_to_fail():
+    cluster = Cluster(pools())
+    for at in range(50_000):
+        members = [
+            Member(job(f"{k}{at}", 100.0, 100.0, 1.0), Placement((at,), (at,))) for k in "ab"
+        ]
+        cluster.restore(Resident(at, Group(tuple(members), (at,), (at,))))
+    cluster.place(job("open", 300.0, 50.0), Placement((50_000,), (50_000,)), None)
+    chosen = WeavePolicy().decide(job("new", 40.0, 200.0), cluster).chosen
+    assert (chosen.kind, chosen.group) == ("direct packing", 50_000)
+    assert len(cluster) == 100_001
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_durations_that_are_none_are_refused(seconds):
+    with pytest.raises(ValueError, match="rollout"):
+        job("a", seconds, 10.0)
+
+
+def test_limits_and_settings_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="slo"):
+        job("a", 10.0, 10.0, 0.99)
+    with pytest.raises(ValueError, match="quantile"):
+        Settings(quantile=1.0)
+    with pytest.raises(ValueError, match="max_group"):
+        Settings(max_group=0)
+    with pytest.raises(ValueError, match="train is missing"):
+        Cluster({"rollout": pools()["rollout"]})

@@ -27,7 +27,7 @@ from weave_scheduler.policies.settings import Settings
 
 __all__ = ["GroupTable", "Scan", "common_times"]
 
-_NODES = 62  # rollout nodes of a group that the arrays can hold
+_NODES = 24  # rollout nodes of a group that the arrays can hold; larger ones are judged generally
 
 
 def common_times(member: Member, settings: Settings) -> tuple[float, float, float, float] | None:
