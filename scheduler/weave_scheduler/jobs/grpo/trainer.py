@@ -49,13 +49,16 @@ class Batch:
     """Ids (batch, new tokens)."""
     logps: Tensor
     """Log-probabilities of the answers under the engine, (batch, new tokens)."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of every answer that was sampled, also of those that were not kept."""
 
     def only(self, columns: Tensor) -> Batch:
         """The answers at ``columns`` (groups, answers), which are places within each group."""
         groups = columns.shape[0]
         size = self.prompts.shape[0] // groups
         rows = (columns + size * torch.arange(groups)[:, None]).flatten()
-        return Batch(self.questions, self.prompts[rows], self.answers[rows], self.logps[rows])
+        kept = self.prompts[rows], self.answers[rows], self.logps[rows]
+        return Batch(self.questions, *kept, self.lengths)
 
 
 def train_grpo(
@@ -96,7 +99,6 @@ def train_grpo(
     for step in range(iterations):
         with job.phase("rollout", step=step):
             batch = roll_out(engine, cache, task, config, draws, sampling)
-            lengths = answer_lengths(batch.answers)
         with job.phase("reward", step=step):
             scores = grade(task, batch, config)
             chosen = most_telling(scores, config.group_keep)
@@ -108,8 +110,7 @@ def train_grpo(
             copy_weights(policy, engine)
         rewards.append(scores.mean().item())
         losses.append(loss)
-        correct = int((scores == 1.0).sum())
-        on_iteration(IterationRecord(step, rewards[-1], correct, loss, lengths))
+        on_iteration(record_of(step, scores, loss, batch))
 
     with job.phase("save"):
         weights_digest = digest_weights(policy)
@@ -120,6 +121,12 @@ def train_grpo(
         weights_digest=weights_digest,
         state_bytes=measure_state(policy, optimizer, engine, cache),
     )
+
+
+def record_of(step: int, scores: Tensor, loss: float, batch: Batch) -> IterationRecord:
+    """What an iteration reports."""
+    correct = int((scores == 1.0).sum())
+    return IterationRecord(step, scores.mean().item(), correct, loss, batch.lengths)
 
 
 def roll_out(
@@ -139,7 +146,8 @@ def roll_out(
     answers, logps = generate(
         engine, prompts.to(device), cache, chances.to(device), config.temperature
     )
-    return Batch(questions, prompts, answers.cpu(), logps.cpu())
+    answers = answers.cpu()
+    return Batch(questions, prompts, answers, logps.cpu(), answer_lengths(answers))
 
 
 def answer_lengths(answers: Tensor) -> tuple[int, ...]:
