@@ -17,6 +17,7 @@ import weave_rt
 from weave_rt.errors import GrowthRefused
 from weave_scheduler import jobs, live
 from weave_scheduler.jobs import JobResult
+from weave_scheduler.planning import run_order
 from weave_scheduler.progress import Screen
 from weave_scheduler.records import load_run
 from weave_scheduler.session import run_spec
@@ -42,6 +43,7 @@ jobs:
     state: {rollout: {weights: 2.5GB, kv_cache: 1GB}, train: {weights: 1GB, optimizer: 2.5GB}}
     phases: {rollout: {law: lognormal, mean: 20s, cv: 0.2, max: 40s}, train: 18s, weight_sync: 1s}
 """
+MODES = ("fifo", "strict", "barrier")
 FILES = {"summary.json", "timeline.json", "report.html"}
 
 
@@ -332,3 +334,37 @@ def test_the_result_of_a_kind_is_kept(monkeypatch):
     job = run.jobs[0]
     assert (job.weights_digest, job.loss_digest, job.torch_threads) == ("w", "l", 1)
     assert job.losses == [0.0, 1 / 3, 2 / 3, 1.0]
+
+
+@pytest.mark.parametrize("intra", MODES)
+def test_every_mode_runs_both_jobs_to_the_end(tmp_path, intra):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC + f"scheduler: {{intra: {intra}}}\n")
+    outcome = run_spec(path, tmp_path / "out", "together", Screen())
+    assert outcome.code == 0, outcome.complaints
+    starts = [
+        (one["ts"], one["name"]) for one in read(tmp_path / "out", "timeline.json")["traceEvents"]
+        if one["ph"] == "X" and one["name"].endswith("/rollout")
+    ]  # fmt: skip
+    jobs = [name.split("/")[0] for _, name in sorted(starts)]
+    assert sorted(jobs) == ["a"] * 4 + ["b"] * 4
+    if intra != "fifo":  # in turns from where both have begun to where one has ended
+        begun = max(jobs.index("a"), jobs.index("b"))
+        ended = min(len(jobs) - jobs[::-1].index(job) for job in "ab")
+        turns = jobs[begun:ended]
+        assert all(one != other for one, other in itertools.pairwise(turns)), jobs
+
+
+def test_a_strict_run_takes_the_planned_order_else_that_of_the_spec():
+    durations = {"a": 40, "b": 5, "c": 30}
+    jobs = "\n".join(
+        f"  - {{name: {name}, kind: synthetic, iterations: 2, state: {{train: {{weights: 1GB}}}},"
+        f" phases: {{rollout: {seconds}s, train: {seconds}s, weight_sync: {seconds}s}}}}"
+        for name, seconds in durations.items()
+    )
+    loaded = parse_spec(f"version: 1\nscheduler: {{intra: strict}}\njobs:\n{jobs}\n")
+    order = run_order(loaded, live.check_jobs(loaded))
+    assert sorted(order) == ["a", "b", "c"]
+    unplanned = parse_spec(f"version: 1\nscheduler: {{intra: strict}}\njobs:\n{jobs}\n".replace(
+        "rollout: 5s", "rollout: {law: lognormal, mean: 5s, cv: 1}"))  # fmt: skip
+    assert run_order(unplanned, live.check_jobs(unplanned)) == ["a", "b", "c"]

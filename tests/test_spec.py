@@ -109,7 +109,6 @@ LATER = [
     ("seed: 7", "train_nodes: [2]", "jobs.0.train_nodes"),
     ("kv_cache: discard", "kv_cache: reload", "jobs.0.policy.kv_cache"),
     ("tail: off", "tail: 0.8", "scheduler.tail"),
-    ("intra: fifo", "intra: strict", "scheduler.intra"),
     ("intra: fifo", "mode: quantile", "scheduler.mode"),
     ("intra: fifo", "require_unsaturated_after: true", "scheduler.require_unsaturated_after"),
     ("budget: 64GB", "spill: here", "host.spill"),

@@ -27,7 +27,14 @@ import weave_rt
 from weave_rt.errors import UsageError, WeaveError
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
-from weave_scheduler.tables import Table, bench_table, job_table, pool_table, total_table
+from weave_scheduler.tables import (
+    Table,
+    bench_table,
+    job_table,
+    pool_table,
+    profile_table,
+    total_table,
+)
 
 __all__ = ["app", "main"]
 
@@ -46,6 +53,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Device = Annotated[
     str, typer.Option("--device", help="auto, cuda:0, or like 'emulated:h20?scale=64'.")
+]
+Profile = Annotated[
+    Path | None, typer.Option("--profile", help="Plan with what weave profile measured.")
 ]
 
 
@@ -176,6 +186,7 @@ def run(
         bool,
         typer.Option("--compare-solo", help="Run each job alone, then all together; compare."),
     ] = False,
+    profile: Profile = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
@@ -189,7 +200,7 @@ def run(
     if out == "":
         raise UsageError("--out is empty; give a folder")
     folder = None if out is None else Path(out)
-    outcome = run_spec(spec, folder, mode, Screen(debug=debug))  # type: ignore[arg-type]
+    outcome = run_spec(spec, folder, mode, Screen(debug=debug), profile)  # type: ignore[arg-type]
     summary = outcome.summary
     _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
     for note in outcome.notes:
@@ -207,6 +218,64 @@ def run(
 
 
 _NOTHING_KEPT = "nothing kept; --out DIR writes summary.json, timeline.json and report.html"
+
+
+@app.command(epilog="Example: weave plan examples/two_modelled_jobs.yaml --why code")
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A spec, or a decision to replay.")],
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="JOB", help="Every candidate of one job.")
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="DECISION.json",
+            help="File for the decision about --why (default: the last job).",
+        ),
+    ] = None,
+    profile: Profile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Which jobs would share which nodes, how fast, at what price, and why."""
+    from weave_scheduler.planning import plan_file
+
+    shown = plan_file(file, why, snapshot, profile)
+    _show(shown.record, shown.tables, as_json)
+    for line in shown.lines:
+        _say(line, as_json)
+    return shown.code
+
+
+@app.command(
+    name="profile",
+    epilog="Example: weave profile examples/two_modelled_jobs.yaml --out profile.json",
+)
+def profile_command(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Whose jobs to measure.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File to write.")] = None,
+    iterations: Annotated[
+        int, typer.Option("--iterations", "-k", help="Iterations as they come, per job.")
+    ] = 10,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Run each job alone, at its token limit and as it comes; write laws and sizes."""
+    from weave_scheduler.interrupt import Interrupt
+    from weave_scheduler.profiling import profile_spec
+    from weave_scheduler.progress import Screen
+
+    if out is not None:
+        check_target(out)
+    with Interrupt() as interrupt, Screen(debug=debug) as screen:
+        record = profile_spec(spec, iterations, screen, interrupt.stopped)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [profile_table(record)], as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
 
 
 @app.command(epilog="Example: weave doctor --device 'emulated:h800?scale=64'")
@@ -236,6 +305,25 @@ def switch(
         check_target(out)
     benchmark = importlib.import_module("weave_rt.benchmarks.switch")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [bench_table(record)], as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
+
+
+@bench_app.command(epilog="Example: weave bench sched --full --out sched.json")
+def sched(
+    full: Annotated[bool, typer.Option("--full", help="10,000 jobs, 80 jobs exactly.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How long a decision takes, and the exact optimum."""
+    from weave_scheduler.benchmarks.sched import run as measure
+
+    record = measure(full, _to_stderr)
     if out is not None:
         write_whole(out, json.dumps(record, indent=2) + "\n")
     _show(record, [bench_table(record)], as_json)

@@ -43,6 +43,14 @@ class OpenDevices:
             for index, device in enumerate(self.pools[pool])
         ]
 
+    def node_names(self) -> dict[str, list[str]]:
+        """What the runtime calls each device; one in both pools has its first name in both."""
+        names: dict[int, str] = {}
+        return {
+            pool: [names.setdefault(id(device), f"{pool}:{at}") for at, device in enumerate(own)]
+            for pool, own in self.pools.items()
+        }
+
     def close(self) -> None:
         """Close every device; a failure is raised after all were tried."""
         with ExitStack() as stack:

@@ -17,6 +17,7 @@ import weave_rt
 from weave_rt.conditions import now_utc
 from weave_rt.errors import GrowthRefused, HostMemoryError, UsageError
 from weave_scheduler.devices import OpenDevices, open_devices
+from weave_scheduler.intra import state_for
 from weave_scheduler.jobs import (
     Iteration,
     JobKind,
@@ -28,7 +29,8 @@ from weave_scheduler.jobs import (
     kind_of,
 )
 from weave_scheduler.jobs.synthetic import scaled_bytes
-from weave_scheduler.policy import FifoPolicy
+from weave_scheduler.liveorder import live_turns
+from weave_scheduler.policy import GroupPolicy
 from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS, JobSpec
 from weave_scheduler.specfile import SpecFile
@@ -59,9 +61,13 @@ class _Work:
 
 
 def run_jobs(
-    loaded: SpecFile, names: Sequence[str], listener: Listener, stopped: Callable[[], bool]
+    loaded: SpecFile,
+    names: Sequence[str],
+    listener: Listener,
+    stopped: Callable[[], bool],
+    order: Sequence[str] | None = None,
 ) -> RunRecord:
-    """Run the named jobs together until all have ended.
+    """Run the named jobs together until all have ended; ``order``: of a strict group, by name.
 
     A job's failure is in its record. Raises SpecError or UsageError for the user's mistakes and
     DriverError where the devices themselves fail.
@@ -85,7 +91,11 @@ def run_jobs(
             jobs=[one.record for one in work],
             started_at=now_utc(),
         )
-        _Runner(opened, work, run, listener, stopped).run()
+        running = [one.spec.name for one in work]
+        turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
+        ranks = None if order is None else [running.index(name) for name in order]
+        policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
+        _Runner(opened, work, run, listener, stopped).run(policy)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()
@@ -170,10 +180,8 @@ class _Runner:
         self._stopped = stopped
         self._origin_ns = 0
 
-    def run(self) -> None:
-        runtime = weave_rt.LocalRuntime(
-            self._opened.pools, policy=FifoPolicy(), observer=self._observe
-        )
+    def run(self, policy: GroupPolicy) -> None:
+        runtime = weave_rt.LocalRuntime(self._opened.pools, policy=policy, observer=self._observe)
         try:
             self._origin_ns = self._opened.first.now_ns()
             threads = [

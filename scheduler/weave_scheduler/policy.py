@@ -19,7 +19,7 @@ from weave_scheduler.events import (
 )
 from weave_scheduler.state import GroupState
 
-__all__ = ["FifoPolicy", "Request"]
+__all__ = ["GroupPolicy", "Request"]
 
 
 class Request(Protocol):
@@ -35,11 +35,11 @@ class Request(Protocol):
     def devices(self) -> tuple[str, ...]: ...
 
 
-class FifoPolicy:
-    """First come, first served per node; the methods return the serials granted by the call."""
+class GroupPolicy:
+    """One group in the mode of its machine; the methods return the serials granted by the call."""
 
-    def __init__(self) -> None:
-        self._state = GroupState()
+    def __init__(self, state: GroupState | None = None) -> None:
+        self._state = GroupState() if state is None else state
 
     def joined(self, job: str, devices: tuple[str, ...]) -> None:
         self._handle(JobJoined(job, devices))

@@ -16,6 +16,7 @@ from weave_scheduler.conditions import conditions
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
 from weave_scheduler.outdir import OutDir, WriteFailed
+from weave_scheduler.planning import run_order, run_plan
 from weave_scheduler.progress import Screen
 from weave_scheduler.report import report_page
 from weave_scheduler.solo import run_solo
@@ -45,10 +46,15 @@ class Outcome:
     written: list[Path] = field(default_factory=list)
 
 
-def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcome:
-    """Run a spec. Raises SpecError, UsageError, SoloFailed or WeaveError where nothing can run."""
+def run_spec(
+    path: Path, out: Path | None, mode: Mode, screen: Screen, profile: Path | None = None
+) -> Outcome:
+    """Run a spec; ``profile`` holds measured laws for its plan.
+
+    Raises SpecError, UsageError, SoloFailed or WeaveError where nothing can run.
+    """
     loaded = load_spec(path)
-    check_jobs(loaded)
+    placements = check_jobs(loaded)
     runs = Runs(loaded.spec)
     with ExitStack() as stack:
         folder = stack.enter_context(OutDir(out)) if out is not None else None
@@ -58,6 +64,8 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
         with screen:
             for note in notes(loaded):
                 screen.note(note)
+            for line in run_plan(loaded, placements, profile) if mode != "solo" else ():
+                screen.stage(line)
             for job in loaded.spec.jobs if mode != "together" else ():
                 if not interrupt.stopped():
                     screen.stage(f"{job.name} alone")
@@ -66,7 +74,9 @@ def run_spec(path: Path, out: Path | None, mode: Mode, screen: Screen) -> Outcom
             if mode != "solo" and not broken and not interrupt.stopped():
                 names = [job.name for job in loaded.spec.jobs]
                 screen.stage(f"{', '.join(names)} together" if len(names) > 1 else names[0])
-                runs.together = run_jobs(loaded, names, screen, interrupt.stopped)
+                strict = loaded.spec.scheduler.intra == "strict"
+                order = run_order(loaded, placements, profile) if strict else None
+                runs.together = run_jobs(loaded, names, screen, interrupt.stopped, order)
         outcome = _outcome(runs, interrupt.stopped())
         if folder is not None and runs.all:
             _write(folder, runs, outcome, path.name)

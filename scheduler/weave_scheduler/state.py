@@ -3,10 +3,13 @@
 ``handle(event)`` returns the commands that follow from it. No I/O, clock, thread or randomness; the
 caller serialises. A phase enters the queues of all its nodes at one instant and starts when it is
 first in all of them and all are free, so nothing overtakes on any node and, because all queues
-have one common order, there is no deadlock. Repeated and late events change nothing.
+have one common order, there is no deadlock. Repeated and late events change nothing. The other
+modes differ in who may start: ``weave_scheduler.strictstate``, ``weave_scheduler.barrierstate``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from weave_scheduler.commands import Command, Grant
 from weave_scheduler.events import (
@@ -22,7 +25,7 @@ __all__ = ["GroupState"]
 
 
 class GroupState:
-    """Jobs, queues and permits of one group."""
+    """Jobs, queues and permits of one group; ``fifo``, and the base of the other modes."""
 
     def __init__(self) -> None:
         self._nodes_of: dict[str, frozenset[str]] = {}  # joined jobs
@@ -35,14 +38,16 @@ class GroupState:
         """What has to be done because of ``event``. Raises ValueError for an unknown node."""
         match event:
             case JobJoined(job, nodes):
-                self._nodes_of.setdefault(job, frozenset(nodes))
+                if job not in self._nodes_of:
+                    self._nodes_of[job] = frozenset(nodes)
+                    self._joined(job)
                 return []
             case JobLeft(job):
                 return self._leave(job)
             case PhaseRequested():
                 return self._request(event)
             case PhaseDone(serial):
-                return self._end(serial) if serial in self._running else []
+                return self._end(serial, done=True) if serial in self._running else []
             case PhaseCancelled(serial):  # may overtake its own request, or come after the grant
                 return [] if serial in self._running else self._end(serial)
 
@@ -80,16 +85,14 @@ class GroupState:
         for serial, ask in (self._waiting | self._running).items():
             assert serial not in self._over, "a phase is over and still there"
             assert set(ask.nodes) <= self._nodes_of[ask.job], "a phase on a foreign node"
-        for serial, ask in self._waiting.items():
-            first = all(self.queue(node)[0] == serial for node in ask.nodes)
-            free = all(node not in self._holder for node in ask.nodes)
-            assert not (first and free), "a phase waits though it may run"
+        assert not self._startable(), "a phase waits though it may run"
 
     def _leave(self, job: str) -> list[Command]:
         self._nodes_of.pop(job, None)
         for asked in (self._waiting, self._running):
             for serial in [serial for serial, ask in asked.items() if ask.job == job]:
                 self._drop(serial)
+        self._left(job)
         return self._grant()
 
     def _request(self, ask: PhaseRequested) -> list[Command]:
@@ -105,29 +108,58 @@ class GroupState:
         self._waiting[serial] = ask
         return self._grant()
 
-    def _end(self, serial: int) -> list[Command]:
-        self._drop(serial)
+    def _end(self, serial: int, done: bool = False) -> list[Command]:
+        ended = self._drop(serial)
+        if done and ended is not None:
+            self._done(ended)
         return self._grant()
 
-    def _drop(self, serial: int) -> None:
+    def _drop(self, serial: int) -> PhaseRequested | None:
+        """Forget a request; the one that was running, if it was."""
         self._waiting.pop(serial, None)
         ended = self._running.pop(serial, None)
         for node in ended.nodes if ended else ():
             self._holder.pop(node, None)
         self._over.add(serial)
+        return ended
 
     def _grant(self) -> list[Command]:
-        """Grant all that are first in all their queues and find all their nodes free."""
         commands: list[Command] = []
-        taken = set(self._holder)  # by running phases, and by earlier ones that still wait
-        for serial, ask in list(self._waiting.items()):
-            if taken.isdisjoint(ask.nodes):
-                del self._waiting[serial]
-                self._running[serial] = ask
-                self._holder.update(dict.fromkeys(ask.nodes, serial))
-                commands.append(Grant(serial))
-            taken.update(ask.nodes)
+        while found := self._startable():
+            for ask in found:
+                del self._waiting[ask.serial]
+                self._running[ask.serial] = ask
+                self._holder.update(dict.fromkeys(ask.nodes, ask.serial))
+                self._granted(ask)
+                commands.append(Grant(ask.serial))
         return commands
+
+    def _startable(self) -> list[PhaseRequested]:
+        """All that are first in all their queues and find all their nodes free."""
+        return self._first_come(self._waiting.values(), set(self._holder))
+
+    @staticmethod
+    def _first_come(asked: Iterable[PhaseRequested], taken: set[str]) -> list[PhaseRequested]:
+        """Those whose nodes nobody before them has or waits for; ``taken`` becomes what is not
+        free for later ones."""
+        found = []
+        for ask in asked:
+            if taken.isdisjoint(ask.nodes):
+                found.append(ask)
+            taken.update(ask.nodes)
+        return found
+
+    def _joined(self, job: str) -> None:
+        """A new member; other modes take note."""
+
+    def _left(self, job: str) -> None:
+        """A member is gone, and what it asked for."""
+
+    def _granted(self, ask: PhaseRequested) -> None:
+        """A phase starts."""
+
+    def _done(self, ended: PhaseRequested) -> None:
+        """A granted phase has ended (not: was withdrawn)."""
 
 
 class _Serials:

@@ -7,23 +7,15 @@ here with one line. Also decides where the jobs run: one node per pool and job.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from weave_scheduler.document import SpecError
+from weave_scheduler.model import Placement
 from weave_scheduler.spec import POOLS, JobSpec, NodeSpec
 from weave_scheduler.specfile import SpecFile
 
 __all__ = ["Placement", "check_runnable", "notes", "place_jobs"]
 
 _LATER = "is not supported by this version of weave run"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The node ids of one job in each pool."""
-
-    rollout: tuple[int, ...]
-    train: tuple[int, ...]
 
 
 def check_runnable(loaded: SpecFile) -> dict[str, Placement]:
@@ -85,7 +77,6 @@ def _refusals(loaded: SpecFile) -> Iterator[SpecError]:
         yield from _job_refusals(loaded, index, job)
     scheduler = spec.scheduler
     for key, wrong in {
-        "intra": scheduler.intra != "fifo",
         "mode": scheduler.mode != "worst-case",
         "require_unsaturated_after": scheduler.require_unsaturated_after,
         "tail": scheduler.tail is not None,

@@ -14,6 +14,7 @@ __all__ = [
     "job_table",
     "moved",
     "pool_table",
+    "profile_table",
     "switch_table",
     "total_table",
 ]
@@ -68,6 +69,26 @@ def pool_table(summary: Row) -> Table:
             ("idle", "idle_s", format_duration),
             ("busy", "busy_share", _percent),
             ("busy alone", "busy_share_solo", _percent),
+        ],
+    )
+
+
+def profile_table(record: Row) -> Table:
+    """One row for each phase of each job."""
+    rows = [
+        {"job": job["name"], "phase": phase, **found}
+        for job in record["jobs"]
+        for phase, found in job["phases"].items()
+    ]
+    return _table(
+        "Phases alone",
+        rows,
+        [
+            ("job", "job", str),
+            ("phase", "phase", str),
+            ("mean", "mean_s", format_duration),
+            ("at the limit", "limit_s", format_duration),
+            ("measured", "n", str),
         ],
     )
 
@@ -128,6 +149,9 @@ def bench_table(record: Row) -> Table:
     times: list[Column] = [
         ("median", "p50_s", format_duration),
         ("95 %", "p95_s", format_duration),
+        ("99 %", "p99_s", format_duration),
+        ("99 % of CPU", "cpu_p99_s", format_duration),
+        ("the paper", "paper_s", format_duration),
         ("limit", "limit_s", format_duration),
     ]
     emulated = record["conditions"].get("device") == "emulated"
@@ -137,6 +161,7 @@ def bench_table(record: Row) -> Table:
         [
             ("case", "name", str),
             ("arm", "arm", str),
+            *([("of", "params", _jobs_of)] if "jobs" in record["cases"][0]["params"] else []),
             ("n", "n", str),
             ("bytes out", "bytes_out", format_bytes),
             ("bytes in", "bytes_in", format_bytes),
@@ -156,6 +181,10 @@ def _table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
         [heading for heading, _, _ in used],
         [[shown(row[key]) if key in row else "" for _, key, shown in used] for row in rows],
     )
+
+
+def _jobs_of(params: Any) -> str:
+    return f"{params['jobs']} jobs"
 
 
 def _ratio(value: float) -> str:

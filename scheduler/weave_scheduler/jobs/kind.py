@@ -64,11 +64,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One finished iteration; ``loss`` and ``reward`` only where the kind has them."""
+    """One finished iteration; ``loss``, ``reward`` and the ``lengths`` of responses in tokens only
+    where the kind has them."""
 
     step: int
     loss: float | None = None
     reward: float | None = None
+    lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,14 @@ class GrpoKind:
         from weave_scheduler.jobs.grpo import GrpoConfig, run_grpo
 
         def forward(record: IterationRecord) -> None:
-            on_iteration(Iteration(record.step, loss=record.loss, reward=record.reward_mean))
+            on_iteration(
+                Iteration(
+                    record.step,
+                    loss=record.loss,
+                    reward=record.reward_mean,
+                    lengths=record.lengths,
+                )
+            )
 
         config = GrpoConfig.from_mapping(spec_job.config or {})
         result = run_grpo(rt_job, config, seed, iterations, forward)

@@ -31,6 +31,8 @@ class IterationRecord:
     """Answers in the batch with reward 1."""
     loss: float
     """Mean over the iteration's optimiser steps, a float32."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each answer sampled, the mark that ends it included."""
 
     @property
     def loss_bits(self) -> str:

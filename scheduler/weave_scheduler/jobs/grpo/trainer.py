@@ -49,13 +49,16 @@ class Batch:
     """Ids (batch, new tokens)."""
     logps: Tensor
     """Log-probabilities of the answers under the engine, (batch, new tokens)."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of every answer that was sampled, also of those that were not kept."""
 
     def only(self, columns: Tensor) -> Batch:
         """The answers at ``columns`` (groups, answers), which are places within each group."""
         groups = columns.shape[0]
         size = self.prompts.shape[0] // groups
         rows = (columns + size * torch.arange(groups)[:, None]).flatten()
-        return Batch(self.questions, self.prompts[rows], self.answers[rows], self.logps[rows])
+        kept = self.prompts[rows], self.answers[rows], self.logps[rows]
+        return Batch(self.questions, *kept, self.lengths)
 
 
 def train_grpo(
@@ -107,7 +110,7 @@ def train_grpo(
             copy_weights(policy, engine)
         rewards.append(scores.mean().item())
         losses.append(loss)
-        on_iteration(IterationRecord(step, rewards[-1], int((scores == 1.0).sum()), loss))
+        on_iteration(record_of(step, scores, loss, batch))
 
     with job.phase("save"):
         weights_digest = digest_weights(policy)
@@ -123,6 +126,12 @@ def train_grpo(
 def build_task(config: GrpoConfig, seed: int) -> Task:
     """The questions of a job. Raises UsageError where the config names none that can be made."""
     return Task(config.task, config.task_options, config.task_size, derived_seed(seed, "task"))
+
+
+def record_of(step: int, scores: Tensor, loss: float, batch: Batch) -> IterationRecord:
+    """What an iteration reports."""
+    correct = int((scores == 1.0).sum())
+    return IterationRecord(step, scores.mean().item(), correct, loss, batch.lengths)
 
 
 def roll_out(
@@ -142,7 +151,15 @@ def roll_out(
     answers, logps = generate(
         engine, prompts.to(device), cache, chances.to(device), config.temperature
     )
-    return Batch(questions, prompts, answers.cpu(), logps.cpu())
+    answers = answers.cpu()
+    return Batch(questions, prompts, answers, logps.cpu(), answer_lengths(answers))
+
+
+def answer_lengths(answers: Tensor) -> tuple[int, ...]:
+    """Tokens of each answer up to the end mark, the mark included; all where it has none."""
+    ended = (answers == CharTokenizer.END).int()
+    before = ended.cumsum(1) - ended == 0  # up to the end mark, the mark included
+    return tuple(before.sum(1).tolist())
 
 
 def grade(task: Task, batch: Batch, config: GrpoConfig) -> Tensor:

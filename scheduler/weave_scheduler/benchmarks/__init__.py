@@ -1,0 +1,1 @@
+"""Microbenchmarks of the scheduler; ``weave bench`` and the files under bench/ call them."""

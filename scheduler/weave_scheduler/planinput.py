@@ -1,0 +1,116 @@
+"""From a spec to what the planner works with: jobs, pools, settings.
+
+Durations are those of the spec's ``phases``; a job without them cannot be planned. An iteration is
+the phases that the job runs every time, one after the other, each on the pools that it holds when
+it runs. A node whose host memory the spec does not give is not tested for it.
+"""
+
+from __future__ import annotations
+
+from weave_scheduler.document import SpecError
+from weave_scheduler.laws import POOLS_OF
+from weave_scheduler.liveorder import turn_phases
+from weave_scheduler.model import Degree, JobModel, Need, Node, Phase, PoolModel
+from weave_scheduler.policies.settings import Settings
+from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec
+from weave_scheduler.specfile import SpecFile
+
+__all__ = ["UNKNOWN_BYTES", "job_model", "job_models", "pool_models", "settings_of"]
+
+#: Host memory of a node that the spec does not give: more than any need.
+UNKNOWN_BYTES = 2**62
+
+_DISCARDED = ("kv_cache", "scratch")  # tags whose bytes do not survive a suspend by default
+
+
+def settings_of(spec: Spec) -> Settings:
+    """The policy's settings from the ``scheduler`` keys."""
+    scheduler = spec.scheduler
+    return Settings(
+        intra=scheduler.intra,
+        mode=scheduler.mode,
+        quantile=scheduler.quantile,
+        confidence=scheduler.confidence,
+        max_group=scheduler.max_group,
+        require_unsaturated_after=scheduler.require_unsaturated_after,
+    )
+
+
+def pool_models(loaded: SpecFile, *, priced: bool = True) -> dict[str, PoolModel]:
+    """The pools. ``priced``: a pool without a price is refused with a SpecError."""
+    pools: dict[str, PoolModel] = {}
+    for pool in POOLS:
+        node: NodeSpec = getattr(loaded.spec.nodes, pool)
+        if node.price is None and priced:
+            raise loaded.error(
+                "is missing; a plan compares prices, give one per GPU-hour like price: 1.85",
+                *("nodes", pool, "price"),
+            )
+        memory = UNKNOWN_BYTES if node.host_memory is None else node.host_memory
+        pools[pool] = PoolModel(pool, Node(node.gpus, node.price or 0.0, memory), node.count)
+    return pools
+
+
+def job_models(loaded: SpecFile) -> list[JobModel]:
+    """All jobs in order of arrival (ties: of the spec). Raises SpecError with the line."""
+    worst = loaded.spec.scheduler.mode == "worst-case"
+    models = []
+    for index, job in enumerate(loaded.spec.jobs):
+        try:
+            model = job_model(job)
+            if worst:
+                _ = model.solo_max_s
+        except ValueError as error:
+            raise SpecError(str(loaded.error(str(error), "jobs", index))) from None
+        models.append(model)
+    return sorted(models, key=lambda one: one.arrival_s)
+
+
+def job_model(job: JobSpec) -> JobModel:
+    """One job. Raises ValueError where a phase has no law, or a law that cannot be planned."""
+    given = job.phases.given() if job.phases else {}
+    phases: list[Phase] = []
+    for name in turn_phases(job):
+        if name not in given:
+            if name in ("reward", "weight_sync"):
+                continue  # not worth a law
+            raise ValueError(
+                f"job {job.name}: phases: {name} has no duration; a plan needs one, like"
+                f" {name}: 100s"
+            )
+        after = (phases[-1].name,) if phases else ()
+        phases.append(Phase(name, POOLS_OF[name], given[name], after))
+    if not phases:
+        raise ValueError(f"job {job.name}: phases: none is given; a plan needs durations")
+    rollout, train = (_asked(job, pool) for pool in POOLS)
+    return JobModel(
+        job.name,
+        tuple(phases),
+        slo=job.slo,
+        iterations=job.iterations,
+        arrival_s=job.arrival,
+        rollout_nodes=rollout[0],
+        train_nodes=train[0],
+        degrees=tuple(Degree(one) for one in sorted(set(job.train_nodes or ()))),
+        rollout_pins=rollout[1],
+        train_pins=train[1],
+        rollout_need=_need(job, "rollout"),
+        train_need=_need(job, "train"),
+        restart=job.restart_every > 0,
+        seed=job.seed,
+    )
+
+
+def _asked(job: JobSpec, pool: str) -> tuple[int, tuple[int, ...]]:
+    asked: int | tuple[int, ...] = getattr(job, pool)
+    return (asked, ()) if isinstance(asked, int) else (len(asked), asked)
+
+
+def _need(job: JobSpec, pool: str) -> Need:
+    """Bytes per node: what a suspended job keeps in host memory, and what a phase needs."""
+    sizes: dict[str, int] = getattr(job.state, pool) if job.state else {}
+    policies: dict[str, str] = dict(job.policy.items())
+    policy = {tag: policies.get(tag, "discard" if tag in _DISCARDED else "keep") for tag in sizes}
+    kept = sum(size for tag, size in sizes.items() if policy[tag] == "keep")
+    stored = sum(size for tag, size in sizes.items() if policy[tag] != "discard")
+    return Need(host_bytes=stored, device_bytes=sum(sizes.values()), keep_bytes=kept)

@@ -1,0 +1,154 @@
+"""The commands around a plan: a spec is planned, a snapshot of a decision is replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weave_rt.conditions import now_utc
+from weave_rt.errors import UsageError
+from weave_scheduler.conditions import conditions
+from weave_scheduler.document import SpecError
+from weave_scheduler.outdir import write_whole
+from weave_scheduler.plan import make_plan, one_group
+from weave_scheduler.plandrawing import draw_group
+from weave_scheduler.planinput import job_model, job_models, pool_models, settings_of
+from weave_scheduler.plantables import decision_table, plan_tables, short_plan
+from weave_scheduler.policies.snapshot import replay
+from weave_scheduler.profile import read_profile, with_profile
+from weave_scheduler.specfile import SpecFile, load_spec
+from weave_scheduler.support import Placement
+from weave_scheduler.tables import Table
+
+__all__ = ["Shown", "plan_file", "run_plan"]
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a command has to show.
+
+    Attributes:
+        lines: drawings and remarks, after the tables.
+        code: 1 where a replayed decision came out differently.
+    """
+
+    record: dict[str, Any]
+    tables: list[Table]
+    lines: list[str] = field(default_factory=list)
+    code: int = 0
+
+
+def plan_file(
+    path: Path, why: str | None, snapshot: Path | None, profile: Path | None = None
+) -> Shown:
+    """Plan a spec, or replay a decision. ``profile``: measured laws for the spec.
+
+    Raises SpecError or UsageError for a mistake.
+    """
+    content = _decision_in(path)
+    if content is None:
+        return _plan_spec(path, why, snapshot, profile)
+    if why is not None or snapshot is not None or profile is not None:
+        raise UsageError(f"{path}: is a decision; --why, --snapshot, --profile belong to a spec")
+    try:
+        again = replay(content)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
+    decision = again.decision.as_dict()
+    record = {
+        "format": "weave-decision",
+        "version": 1,
+        "conditions": conditions([], now_utc()),
+        "same": again.same,
+        "decision": decision,
+    }
+    where = _where(decision)
+    said = "the same answer" if again.same else "a different answer than the recorded one"
+    return Shown(record, [decision_table(decision)], [f"{where}; {said}"], int(not again.same))
+
+
+def _decision_in(path: Path) -> dict[str, Any] | None:
+    """The content where the file is JSON with a format of ours; None where it is a spec."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "format" in content else None
+
+
+def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:
+    loaded = load_spec(path)
+    if profile is not None:
+        loaded = with_profile(loaded, read_profile(profile))
+    settings = settings_of(loaded.spec)
+    pools = pool_models(loaded)
+    jobs = job_models(loaded)
+    try:
+        plan = make_plan(jobs, pools, settings, loaded.spec.scheduler.inter, why)
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
+    block = conditions([], now_utc())
+    record = {"format": "weave-plan", "version": 1, "conditions": block, **plan.record}
+    tables = plan_tables(record)
+    lines: list[str] = []
+    worst = settings.mode == "worst-case"
+    for resident, group in zip(plan.residents, plan.record["groups"], strict=True):
+        order = [group["jobs"].index(name) for name in group["order"]] if "order" in group else None
+        lines += [f"group {resident.id}, planned durations:"]
+        lines += draw_group(resident.group, settings.intra, group["period_s"], order, worst=worst)
+        lines.append("")
+    if plan.explained is not None and why is not None:
+        decision = plan.explained.as_dict()
+        record["why"] = decision
+        tables.append(decision_table(decision))
+        lines.append(_where(decision))
+        lines += [f"{reason}" for reason in plan.explained.ruled_out]
+    if snapshot is not None:
+        content = {"format": "weave-decision", "version": 1, "conditions": block, **plan.snapshot}
+        write_whole(snapshot, json.dumps(content, indent=2) + "\n")
+        lines.append(f"written: {snapshot}")
+    return Shown(record, tables, lines)
+
+
+def _where(decision: dict[str, Any]) -> str:
+    chosen = decision["chosen"]
+    if chosen is None:
+        return f"job {decision['job']} {decision['reason']}"
+    group = "a group of its own" if chosen["group"] is None else f"group {chosen['group']}"
+    return f"job {decision['job']}: {chosen['kind']}, {group}, by {chosen['verdict']['by']}"
+
+
+def run_plan(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None = None
+) -> list[str]:
+    """What the same mathematics says about the one group that is about to run; never refuses it.
+    Raises SpecError for a profile that cannot be read."""
+    try:
+        return short_plan(_one_group(loaded, placements, profile))
+    except ValueError as error:
+        if isinstance(error, SpecError) and profile is not None:
+            raise
+        return [f"no plan: {error}"]
+
+
+def run_order(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None = None
+) -> list[str]:
+    """Job names in the planned strict order; that of the spec where there is no plan."""
+    try:
+        record = _one_group(loaded, placements, profile)
+    except ValueError:
+        record = {}
+    return list(record.get("order", [job.name for job in loaded.spec.jobs]))
+
+
+def _one_group(
+    loaded: SpecFile, placements: dict[str, Placement], profile: Path | None
+) -> dict[str, Any]:
+    """The record of the one group that runs. Raises ValueError where it cannot be planned."""
+    if profile is not None:
+        loaded = with_profile(loaded, read_profile(profile))
+    jobs = [(job_model(job), placements[job.name]) for job in loaded.spec.jobs]
+    return one_group(jobs, pool_models(loaded, priced=False), settings_of(loaded.spec))

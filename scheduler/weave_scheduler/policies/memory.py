@@ -1,0 +1,94 @@
+"""Whether the state of several jobs fits one node: host memory, and device memory.
+
+The need of a node in host memory is the sum of what its jobs keep there (the paper's mem_req), and
+once more the ``keep`` bytes of jobs that hold a restart set. In device memory the largest phase
+runs beside what the sleeping processes of the others keep. A planner of residency that knows better
+than the sum replaces ``summed_host_bytes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weave_scheduler.model import POOLS, Group, JobModel, Member, Node, PoolModel
+from weave_scheduler.units import format_bytes
+
+__all__ = ["Residency", "host_bytes", "memory_mistake", "summed_host_bytes", "too_large_alone"]
+
+#: Bytes of host memory that these jobs need on one node of a pool, given their training nodes.
+Residency = Callable[[str, Sequence[Member]], int]
+
+
+def host_bytes(job: JobModel, pool: str, train_nodes: int) -> int:
+    """Host memory of one job on one node: its state, and its restart set."""
+    need = job.need(pool, train_nodes)
+    return need.host_bytes + (need.keep_bytes if job.restart else 0)
+
+
+def summed_host_bytes(pool: str, members: Sequence[Member]) -> int:
+    return sum(host_bytes(one.job, pool, len(one.placement.train)) for one in members)
+
+
+def device_bytes(pool: str, members: Sequence[Member]) -> int:
+    """The most that is on the node's devices at once: one phase, and the others asleep."""
+    needs = [one.job.need(pool, len(one.placement.train)) for one in members]
+    asleep = sum(need.residual_bytes for need in needs)
+    return max((need.device_bytes + asleep - need.residual_bytes for need in needs), default=0)
+
+
+def memory_mistake(
+    group: Group,
+    pools: dict[str, PoolModel],
+    job: str,
+    *,
+    equal: bool,
+    residency: Residency = summed_host_bytes,
+) -> str | None:
+    """Why the nodes of that member cannot hold it and its neighbours; None where they can.
+
+    ``equal``: whether a need of exactly the node's memory fits. A device size of 0 is unknown and
+    tests nothing.
+    """
+    own = next(one for one in group.members if one.job.name == job)
+    for pool in POOLS:
+        node = pools[pool].node
+        for number in own.placement.of(pool):
+            there = [one for one in group.members if number in one.placement.of(pool)]
+            where = f"{pool}:{number}"
+            mistake = _host_mistake(where, node, residency(pool, there), equal) or _device_mistake(
+                where, node, device_bytes(pool, there), equal
+            )
+            if mistake is not None:
+                return mistake
+    return None
+
+
+def _host_mistake(where: str, node: Node, need: int, equal: bool) -> str | None:
+    if need < node.host_bytes or (equal and need == node.host_bytes):
+        return None
+    return f"{where} would hold {format_bytes(need)} of {format_bytes(node.host_bytes)} host memory"
+
+
+def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | None:
+    if not node.device_bytes or need < node.device_bytes or (equal and need == node.device_bytes):
+        return None
+    return (
+        f"{where} would need {format_bytes(need)} of {format_bytes(node.device_bytes)}"
+        " device memory"
+    )
+
+
+def too_large_alone(
+    job: JobModel, pools: dict[str, PoolModel], train_nodes: int, *, equal: bool
+) -> str | None:
+    """Why a node of its own cannot hold the job, with that many training nodes."""
+    for pool in POOLS:
+        node = pools[pool].node
+        need = job.need(pool, train_nodes)
+        stored = host_bytes(job, pool, train_nodes)
+        mistake = _host_mistake(f"a {pool} node", node, stored, equal) or _device_mistake(
+            f"a {pool} node", node, need.device_bytes, equal
+        )
+        if mistake is not None:
+            return mistake
+    return None

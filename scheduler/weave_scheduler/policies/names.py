@@ -1,0 +1,27 @@
+"""The inter-group policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weave_scheduler.policies.desk import Policy
+from weave_scheduler.policies.packing import MostIdlePolicy, RandomPolicy
+from weave_scheduler.policies.paper import PaperPolicy
+from weave_scheduler.policies.settings import Settings
+from weave_scheduler.policies.weave import WeavePolicy
+
+__all__ = ["POLICIES", "policy_of"]
+
+POLICIES: dict[str, Callable[[Settings], Policy]] = {
+    "weave": WeavePolicy,
+    "paper": PaperPolicy,
+    "random": RandomPolicy,
+    "most-idle": MostIdlePolicy,
+}
+
+
+def policy_of(name: str, settings: Settings) -> Policy:
+    """Raises ValueError for an unknown name."""
+    if name not in POLICIES:
+        raise ValueError(f"policy {name!r} is not known; allowed: {', '.join(POLICIES)}")
+    return POLICIES[name](settings)

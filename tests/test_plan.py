@@ -1,0 +1,141 @@
+"""``weave plan`` from outside: tables, JSON, why, snapshot and replay, what is refused."""
+
+import json
+
+import pytest
+from test_cli import refused, weave
+
+SPEC = """
+version: 1
+nodes: {rollout: {gpus: 8, price: 1.85, host_memory: 2TB}, train: {gpus: 8, price: 5.28}}
+jobs:
+  - {name: a, kind: synthetic, iterations: 9, slo: 1.6,
+     state: {rollout: {weights: 100GB, kv_cache: 50GB}, train: {optimizer: 200GB}},
+     phases: {rollout: 300s, train: 60s}}
+  - {name: b, kind: synthetic, iterations: 9, slo: 2.0, phases: {rollout: 150s, train: 150s}}
+  - {name: c, kind: synthetic, iterations: 9, slo: 1.1, phases: {rollout: 60s, train: 290s}}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def planned(*arguments):
+    done = weave("plan", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_record_says_who_is_where_how_fast_and_at_what_price(spec):
+    record = planned(spec)
+    assert (record["format"], record["version"]) == ("weave-plan", 1)
+    assert "started_at" in record["conditions"]
+    first = record["groups"][0]
+    for key in ("jobs", "period_s", "binds", "slack", "cost", "admitted_by"):
+        assert key in first
+    assert first["jobs"] == ["a", "b"]
+    assert (first["period_s"], first["binds"]) == (450.0, "rollout:0")
+    assert first["admitted_by"] == "closed form"
+    assert first["cost"] == pytest.approx(57.04)
+    assert first["slack"] == pytest.approx(1 - 450 / 576)
+    a, b = first["members"]
+    assert (a["slowdown_worst"], b["slowdown_worst"]) == (450 / 360, 1.5)
+    assert first["bubbles"] == pytest.approx({"rollout:0": 0.0, "train:0": 1 - 210 / 450})
+    memory = {row["node"]: row for row in first["memory"]}
+    assert memory["rollout:0"] == {
+        "node": "rollout:0", "host_bytes": 100 * 10**9, "host_capacity": 2 * 10**12,
+    }  # fmt: skip
+    assert "host_capacity" not in memory["train:0"]
+    assert record["totals"]["cost"] == pytest.approx(sum(one["cost"] for one in record["groups"]))
+    assert record["waiting"] == record["refused"] == []
+
+
+def test_the_tables_draw_the_timeline(spec):
+    done = weave("plan", spec)
+    assert done.returncode == 0, done.stderr
+    for word in ("Groups", "closed form", "rollout:0", "A a, B b", "7 min 30 s"):
+        assert word in done.stdout
+
+
+def test_why_shows_every_candidate(spec):
+    why = planned(spec, "--why", "c")["why"]
+    kinds = [one["kind"] for one in why["candidates"]]
+    assert kinds == ["direct packing", "rollout scaling", "isolated"]
+    assert [one["delta"] for one in why["candidates"]] == pytest.approx([0, 14.8, 57.04])
+    refusals = [one["verdict"] for one in why["candidates"][:2]]
+    assert not any(one["admitted"] for one in refusals)
+    assert all("times slower than alone" in one["reason"] for one in refusals)
+    assert why["chosen"]["kind"] == "isolated"
+
+
+def test_a_decision_is_written_and_made_again(spec, tmp_path):
+    path = tmp_path / "decision.json"
+    assert weave("plan", spec, "--why", "b", "--snapshot", path).returncode == 0
+    content = json.loads(path.read_text())
+    assert (content["format"], content["version"]) == ("weave-decision", 1)
+    done = weave("plan", path)
+    assert done.returncode == 0, done.stderr
+    assert "the same answer" in done.stdout
+    content["decision"]["chosen"]["group"] = 7
+    path.write_text(json.dumps(content))
+    done = weave("plan", path)
+    assert done.returncode == 1
+    assert "a different answer" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("price: 1.85, ", "", "nodes.rollout.price: is missing"),
+        ("rollout: 300s", "rollout: 0s", "more than 0 s"),
+        ("rollout: 300s", "rollout: {law: lognormal, mean: 300s, cv: 1}", "has no max"),
+        ("slo: 1.6", "slo: 0.9", "slo: is too small"),
+        ("name: b", "name: a", "names two jobs"),
+        ("phases: {rollout: 150s, train: 150s}", "rollout: 0", "is no placement"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_place(spec, old, new, said):
+    assert old in SPEC
+    spec.write_text(SPEC.replace(old, new))
+    line = refused(weave("plan", spec))
+    assert said in line
+    assert "spec.yaml" in line
+
+
+def test_unknown_names_and_files_are_refused(spec, tmp_path):
+    assert "is not in the spec" in refused(weave("plan", spec, "--why", "x"))
+    path = tmp_path / "other.json"
+    path.write_text('{"format": "weave-decision", "version": 2}')
+    assert "version 2 is not known" in refused(weave("plan", path))
+    path.write_text('{"format": "weave-run", "version": 1}')
+    assert "weave-run" in refused(weave("plan", path))
+    path.write_text('{"format": "weave-decision", "version": 1, "settings": {}}')
+    assert "whole snapshot" in refused(weave("plan", path))
+
+
+def test_a_job_that_fits_nowhere_is_named_and_the_others_are_planned(spec):
+    spec.write_text(SPEC.replace("weights: 100GB", "weights: 3TB"))
+    record = planned(spec)
+    (refusal,) = record["refused"]
+    assert refusal["job"] == "a"
+    assert "3 TB of 2 TB" in refusal["reason"]
+    assert record["totals"]["jobs"] == 2
+
+
+def test_run_says_its_plan_first(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        SPEC.replace("version: 1", 'version: 1\ndevices: {rollout: ["emulated:h20?scale=65536&'
+                     'speed=9000"], train: ["emulated:h800?scale=65536&speed=9000"]}')
+        .replace("gpus: 8, ", "").replace("200GB", "2GB").replace("50GB", "5GB")
+        .replace("100GB", "10GB")
+    )  # fmt: skip
+    done = weave("run", path)
+    assert done.returncode == 0, done.stderr
+    assert "plan: a period of 8 min 30 s, bound by rollout:0 (closed form)" in done.stderr
+    assert "plan: a limit will not be kept" in done.stderr  # c at 1.1
+    assert "plan:" not in done.stdout
