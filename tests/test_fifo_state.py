@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weave_rt import FirstCome, Request
 from weave_scheduler.commands import Grant
 from weave_scheduler.events import JobJoined, JobLeft, PhaseCancelled, PhaseDone, PhaseRequested
-from weave_scheduler.policy import FifoPolicy
+from weave_scheduler.policy import GroupPolicy
 from weave_scheduler.state import GroupState
 
 NODES = ("rollout:0", "rollout:1", "train:0")
@@ -135,7 +135,7 @@ def counts(state, past_event):
 def test_grants_are_those_of_the_runtime_alone(story):
     """`FirstCome` of weave_rt is a second form of the same rule. Both are told what the runtime
     tells a policy: requests of joined jobs, and endings, late ones too, of what was requested."""
-    alone, scheduled = FirstCome(), FifoPolicy()
+    alone, scheduled = FirstCome(), GroupPolicy()
     here, asked = set(), set()
     for event in [*(JobJoined(job, NODES) for job in JOBS), *events_of(story)]:
         match event:

@@ -161,7 +161,7 @@ def bench_table(record: Row) -> Table:
         [
             ("case", "name", str),
             ("arm", "arm", str),
-            *([("of", "params", _jobs_of)] if "jobs" in record["cases"][0]["params"] else []),
+            *([("of", "params", _jobs_of)] if "jobs" in record["cases"][0].get("params", {}) else []),
             ("n", "n", str),
             ("bytes out", "bytes_out", format_bytes),
             ("bytes in", "bytes_in", format_bytes),

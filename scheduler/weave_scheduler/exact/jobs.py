@@ -43,7 +43,6 @@ def instance_of(
             train[row, column] = times[2] + times[3]
             solo[row, column] = times[0] + times[2]
             stored[row, column] = host_bytes(job, "train", degree)
-    stored_rollout = [float(host_bytes(job, "rollout", job.train_nodes)) for job in jobs]
     return Instance(
         rollout_s=rollout,
         train_s=train,
