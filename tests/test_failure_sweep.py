@@ -36,7 +36,7 @@ def pattern(seed: int, nbytes: int) -> bytes:
 
 
 class One:
-    """A tenant with six blocks to keep and three to discard, and what it must hold."""
+    """A tenant with eight blocks to keep and three to discard, and what it must hold."""
 
     def __init__(self, device: Device, name: str, seed: int) -> None:
         self.device, self.name, self.seed = device, name, seed
@@ -49,10 +49,10 @@ class One:
         if self.core is None:
             self.core = self.device.add_tenant(self.name, "job")
         self.core.resume()
-        for tag, policy, blocks in (("weights", "keep", 6), ("kv_cache", "discard", 3)):
+        for tag, policy, blocks in (("weights", "keep", 8), ("kv_cache", "discard", 3)):
             if tag not in self.spans:
                 self.spans[tag] = self.core.region(tag, policy).allocate(blocks * BLOCK)
-        memoryview(self.spans["weights"])[:] = pattern(self.seed, 6 * BLOCK)
+        memoryview(self.spans["weights"])[:] = pattern(self.seed, 8 * BLOCK)
         self.written = True
 
     @property
@@ -64,12 +64,12 @@ class One:
         if self.core is None or self.core.state == "CLOSED" or not self.written:
             return
         if self.core.running:
-            assert bytes(memoryview(self.spans["weights"])) == pattern(self.seed, 6 * BLOCK)
-        check_contents(self.core, {"weights": pattern(self.seed, 6 * BLOCK)})
+            assert bytes(memoryview(self.spans["weights"])) == pattern(self.seed, 8 * BLOCK)
+        check_contents(self.core, {"weights": pattern(self.seed, 8 * BLOCK)})
 
 
 class Pair:
-    """Two tenants of nine blocks on sixteen."""
+    """Two tenants of eleven blocks on sixteen: at least three move each way."""
 
     def __init__(self, attached: int = 2) -> None:
         self.device = open_device(SPEC, host_budget_bytes=1 << 24)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from test_cpp import ROOT, Builder, execute, library_sources, pytestmark  # noqa: F401
 
@@ -11,10 +9,10 @@ FUZZ = ROOT / "tests" / "fuzz"
 
 
 @pytest.mark.parametrize("target", ["spec", "calls"])
-def test_corpus(target: str, tmp_path: Path) -> None:
+def test_corpus(target: str) -> None:
     builder = Builder()
     sources = [FUZZ / f"fuzz_{target}.cpp", FUZZ / "replay.cpp", *library_sources()]
-    program = builder.link(builder.compile_all(sources), tmp_path / target)
+    program = builder.link(builder.compile_all(sources), f"fuzz-{target}")
     corpus = sorted(str(path) for path in (FUZZ / "corpus" / target).iterdir())
     done = execute(program, "--random", "300", "1", *corpus)
     assert done.returncode == 0, done.stdout + done.stderr

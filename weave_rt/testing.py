@@ -101,26 +101,46 @@ def sweep(
         check: called as ``check(world, point)``; see :func:`check_states`, :func:`check_contents`.
         stride: visit every `stride`-th point only, for operations with very many calls.
 
-    Raises AssertionError with the point in its notes or text. Returns what was visited."""
+    Raises AssertionError with the point in its text. Returns what was visited."""
     result = Sweep(name)
-    for mode in modes:
-        if mode not in MODES:
-            raise ValueError(f"mode {mode!r} is not one of {', '.join(MODES)}")
-        result.visited[mode] = result.raised[mode] = 0
-        nth = 1
-        while True:
-            code = LOST if mode == "lost_context" else UNKNOWN
-            point = Point(nth, mode, code)
-            try:
-                point = _visit(prepare, act, check, point, retry, errors)
-            except BaseException as problem:
-                raise AssertionError(f"sweep {name}, call {nth}, {mode}: {problem!r}") from problem
-            if not point.fired:
-                break
-            result.visited[mode] += 1
-            result.raised[mode] += point.error is not None
-            nth += stride
+    modes = tuple(modes)
+    if unknown := set(modes) - set(MODES):
+        raise ValueError(f"mode {min(unknown)!r} is not one of {', '.join(MODES)}")
+    gc.collect()
+    gc.freeze()  # what exists already (torch, say) is not looked at again after every point
+    try:
+        for mode in modes:
+            _sweep_mode(result, mode, prepare, act, check, retry, errors, stride)
+    finally:
+        gc.unfreeze()
     return result
+
+
+def _sweep_mode(
+    result: Sweep,
+    mode: str,
+    prepare: Callable[[], W],
+    act: Callable[[W], object],
+    check: Callable[[W, Point], object] | None,
+    retry: bool,
+    errors: tuple[type[BaseException], ...],
+    stride: int,
+) -> None:
+    result.visited[mode] = result.raised[mode] = 0
+    code = LOST if mode == "lost_context" else UNKNOWN
+    nth = 1
+    while True:
+        point = Point(nth, mode, code)
+        try:
+            point = _visit(prepare, act, check, point, retry, errors)
+        except BaseException as problem:
+            where = f"sweep {result.name}, call {nth}, {mode}"
+            raise AssertionError(f"{where}: {problem!r}") from problem
+        if not point.fired:
+            return
+        result.visited[mode] += 1
+        result.raised[mode] += point.error is not None
+        nth += stride
 
 
 def _visit(

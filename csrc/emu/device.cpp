@@ -121,7 +121,7 @@ DeviceState::DeviceState(const Spec& wanted, int number)
     : spec(with_seed(wanted)),
       ordinal(number),
       uuid(make_uuid(wanted.id)),
-      limited(is_too_fast(wanted)),
+      limited(!wanted.stepped && is_too_fast(wanted)),
       random_(spec.seed) {
   for (const int direction : {kToDevice, kToHost}) {
     engines[static_cast<std::size_t>(direction)].resize(static_cast<std::size_t>(spec.engines));

@@ -18,6 +18,7 @@ namespace weave::emu {
 namespace {
 
 constexpr const char* kLockName = "lock";
+constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
 
 void lock_whole(int file, int how) {
   while (flock(file, how) != 0 && errno == EINTR) {
@@ -49,33 +50,55 @@ Ledger::Ledger(const std::string& name) {
   folder_ = std::string(has_shm ? "/dev/shm" : "/tmp") + "/weave-emulated-" +
             std::to_string(getuid()) + "-" + name;
   slot_ = std::to_string(getpid()) + "-" + std::to_string(++made);
-  constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
-  mkdir(folder_.c_str(), 0700);
-  lock_file_ = open((folder_ + "/" + kLockName).c_str(), kFlags, 0600);
-  if (lock_file_ >= 0) {
-    const Exclusive exclusive(*this);
-    slot_file_ = open((folder_ + "/" + slot_).c_str(), kFlags | O_TRUNC, 0600);
-    if (slot_file_ >= 0) lock_whole(slot_file_, LOCK_EX);
+  // The last process that goes removes the folder: then what was opened is no longer there.
+  while (!join() && errno == ENOENT) {
   }
   if (slot_file_ >= 0) return;
-  const std::string why = std::strerror(errno);
-  if (lock_file_ >= 0) close(lock_file_);
   throw UsageError("emulated device: id= needs a folder that processes share, and " + folder_ +
-                   " cannot be used: " + why);
+                   " cannot be used: " + std::strerror(errno));
 }
 
-// The folder stays: another process may be about to open it.
+// Opens the lock and, while holding it, makes our file. False, with errno, when that fails.
+bool Ledger::join() {
+  mkdir(folder_.c_str(), 0700);
+  lock_file_ = open((folder_ + "/" + kLockName).c_str(), kFlags, 0600);
+  if (lock_file_ < 0) return false;
+  {
+    const Exclusive exclusive(*this);
+    struct stat status{};
+    const bool is_there = fstat(lock_file_, &status) == 0 && status.st_nlink != 0;
+    errno = ENOENT;
+    if (is_there) slot_file_ = open((folder_ + "/" + slot_).c_str(), kFlags | O_TRUNC, 0600);
+    if (slot_file_ >= 0) lock_whole(slot_file_, LOCK_EX);
+  }
+  if (slot_file_ >= 0) return true;
+  const int why = errno;
+  close(lock_file_);
+  lock_file_ = -1;
+  errno = why;
+  return false;
+}
+
 Ledger::~Ledger() {
-  unlink((folder_ + "/" + slot_).c_str());
+  {
+    const Exclusive exclusive(*this);
+    unlink((folder_ + "/" + slot_).c_str());
+    bool is_last = true;
+    for_each_other([&](int) { is_last = false; });
+    if (is_last) {
+      unlink((folder_ + "/" + kLockName).c_str());
+      rmdir(folder_.c_str());
+    }
+  }
   close(slot_file_);
   close(lock_file_);
 }
 
-std::uint64_t Ledger::bytes_of_others() const {
-  std::uint64_t bytes = 0;
-  std::map<std::uint64_t, std::uint64_t> blocks;
+// `use` gets the open file of each other process that lives; the files of others are removed.
+template <class Use>
+void Ledger::for_each_other(Use use) const {
   DIR* const folder = opendir(folder_.c_str());
-  if (folder == nullptr) return 0;
+  if (folder == nullptr) return;
   while (const dirent* entry = readdir(folder)) {
     const std::string name = entry->d_name;
     if (name.starts_with('.') || name == kLockName || name == slot_) continue;
@@ -83,14 +106,24 @@ std::uint64_t Ledger::bytes_of_others() const {
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (file < 0) continue;
     if (flock(file, LOCK_SH | LOCK_NB) == 0) {
-      unlink(path.c_str());  // its process is gone
-    } else if (const auto numbers = read_numbers(file); !numbers.empty()) {
-      bytes += numbers[0];
-      for (std::size_t i = 1; i + 1 < numbers.size(); i += 2) blocks[numbers[i]] = numbers[i + 1];
+      unlink(path.c_str());
+    } else {
+      use(file);
     }
     close(file);
   }
   closedir(folder);
+}
+
+std::uint64_t Ledger::bytes_of_others() const {
+  std::uint64_t bytes = 0;
+  std::map<std::uint64_t, std::uint64_t> blocks;
+  for_each_other([&](int file) {
+    const auto numbers = read_numbers(file);
+    if (numbers.empty()) return;
+    bytes += numbers[0];
+    for (std::size_t i = 1; i + 1 < numbers.size(); i += 2) blocks[numbers[i]] = numbers[i + 1];
+  });
   for (const auto& [inode, size] : blocks) bytes += blocks_.contains(inode) ? 0 : size;
   return bytes;
 }

@@ -40,7 +40,10 @@ class Ledger {
   void drop(std::uint64_t inode);
 
  private:
+  bool join();
   void publish() const;
+  template <class Use>
+  void for_each_other(Use use) const;
 
   std::string folder_;
   std::string slot_;  // the name of our file

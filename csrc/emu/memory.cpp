@@ -260,7 +260,7 @@ Status mem_create(AllocHandle* handle, std::size_t bytes, const MemAllocationPro
       return cu::kInvalidDevice;
     }
     hold_bytes(*block);
-    if (block->exportable) driver().blocks[{device->ordinal, block->inode}] = block;
+    if (block->exportable) remember(block);
     ++block->references;
     ++device->handles;
     *handle = driver().handles.add(std::make_shared<AllocReference>(AllocReference{block}));

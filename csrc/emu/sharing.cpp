@@ -145,6 +145,12 @@ void hold_bytes(const Block& block) {
   });
 }
 
+void remember(const std::shared_ptr<Block>& block) {
+  auto& blocks = driver().blocks;
+  std::erase_if(blocks, [](const auto& entry) { return entry.second.expired(); });
+  blocks[{block->device->ordinal, block->inode}] = block;
+}
+
 bool take_context(DeviceState& device) {
   return with_bytes_free(device, [&](std::uint64_t available) {
     if (device.spec.context_bytes > available) return false;
@@ -217,7 +223,7 @@ Status mem_import(AllocHandle* handle, void* shareable, int type) {
       device->bytes_used += block->bytes;
       device->bytes_pending += block->bytes;
       hold_bytes(*block);
-      driver().blocks[{device->ordinal, block->inode}] = block;
+      remember(block);
     }
     ++block->references;
     ++device->handles;

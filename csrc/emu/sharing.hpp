@@ -12,6 +12,9 @@ bool take_bytes(DeviceState& device, std::uint64_t bytes);
 void give_back_bytes(DeviceState& device, std::uint64_t bytes);
 void hold_bytes(const Block& block);
 
+// So that an import in this process finds the block again.
+void remember(const std::shared_ptr<Block>& block);
+
 // The same for the memory of a context.
 bool take_context(DeviceState& device);
 void give_back_context(DeviceState& device);

@@ -45,8 +45,17 @@ struct Entry {
   std::string_view value;
 };
 
+// A user's text as one line of ordinary length, whatever is in it.
+std::string shown(std::string_view text) {
+  constexpr std::size_t kMax = 200;
+  std::string line(text.substr(0, kMax));
+  std::ranges::replace_if(
+      line, [](char letter) { return static_cast<unsigned char>(letter) < ' '; }, '?');
+  return text.size() > kMax ? line + "..." : line;
+}
+
 [[noreturn]] void refuse(std::string_view key, std::string_view value, const std::string& allowed) {
-  throw UsageError("emulated device: " + std::string(key) + "=" + std::string(value) +
+  throw UsageError("emulated device: " + shown(key) + "=" + shown(value) +
                    " is refused: allowed is " + allowed);
 }
 
@@ -186,7 +195,7 @@ const Named& find_named(std::string_view name) {
     if (base.name == name) return base;
     known += (known.empty() ? "" : ", ") + std::string(base.name);
   }
-  throw UsageError("emulated device: the name '" + std::string(name) +
+  throw UsageError("emulated device: the name '" + shown(name) +
                    "' is unknown: allowed is one of " + known);
 }
 
@@ -198,7 +207,7 @@ std::vector<Entry> entries(std::string_view text) {
     text.remove_prefix(std::min(end + 1, text.size()));
     const auto equals = part.find('=');
     if (equals == std::string_view::npos || equals == 0) {
-      throw UsageError("emulated device: '" + std::string(part) +
+      throw UsageError("emulated device: '" + shown(part) +
                        "' is refused: allowed is key=value, several joined by '&'");
     }
     const Entry entry{part.substr(0, equals), part.substr(equals + 1)};

@@ -173,6 +173,8 @@ inline const char* parse(int argc, char** argv) {
       seed() = std::strtoul(argv[++i], nullptr, 10);
     } else if (std::strcmp(argv[i], "--line") == 0 && has_value) {
       line_to_abort_at() = std::atoi(argv[++i]);
+    } else if (std::strncmp(argv[i], "--", 2) == 0 && has_value) {
+      ++i;  // for option()
     } else {
       only = argv[i];
     }
@@ -191,6 +193,7 @@ inline int run_child(const char* name) {
 inline int run_all(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--child") == 0) return run_child(argv[2]);
   const char* only = parse(argc, argv);
+  arguments().assign(argv + 1, argv + argc);
   for (const auto& test : cases()) {
     if (only != nullptr && std::strcmp(only, test.name) != 0) continue;
     running() = test.name;

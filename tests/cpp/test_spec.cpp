@@ -102,6 +102,8 @@ TEST(text_round_trips) {
   check_round_trip(
       "h800?scale=3.7&speed=0.3&duplex=0.61&id=node-1.gpu_0&seed=18446744073709551615");
   check_round_trip("h100?scale=64&context=0&unmanaged=12345B&engines=2&copy=0&create=7ns");
+  check_round_trip("h20?scale=64&engine=stepped&engines=2&seed=4");
+  CHECK(!Spec::parse("h20?engine=threads").stepped);
   check_round_trip("h200?h2d=123456.789KB/s&granularity=4MiB&block=8MiB&pageable=1TB/s");
 }
 
@@ -126,6 +128,7 @@ TEST(refusals_name_key_value_and_what_is_allowed) {
   check_refused("h20?h2d=0", "h2d=0");
   check_refused("h20?h2d=55GB/h", "h2d=55GB/h");
   check_refused("h20?duplex=1.5", "duplex=1.5");
+  check_refused("h20?engine=fast", "engine=fast is refused: allowed is threads or stepped");
   check_refused("h20?engines=0", "engines=0");
   check_refused("h20?engines=1.5", "engines=1.5");
   check_refused("h20?copy=5", "copy=5");
