@@ -133,7 +133,8 @@ class Sequence {
       if (other.state.tenant != nullptr) device_->release(other.state.tenant);
     }
     const std::string name(1, static_cast<char>('a' + one.number));
-    attach(*device_, one.state, name.c_str(), 1 + static_cast<unsigned>(draw(1000)), 5, 2);
+    const auto seed = 1 + static_cast<unsigned>(draw(1000));
+    attach(*device_, one.state, name.c_str(), seed, 5 + static_cast<int>(draw(3)), 1);
     one.attached = true;
   }
 
