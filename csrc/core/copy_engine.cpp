@@ -23,9 +23,10 @@ Bytes CopyEngine::chunk_bytes(Bytes bytes, Bytes block_bytes) {
 
 // Before chunk `index` goes into its lane: wait until the chunk one window earlier is complete.
 void CopyEngine::begin(Lane& lane, std::size_t index) {
-  if (!lane.used) {
-    lane.used = true;
+  lane.used = true;
+  if (!lane.timed) {
     cu::check(table_.event_record(lane.started.raw(), lane.stream.raw()), cu::Call::event_record);
+    lane.timed = true;
   }
   if (index < kWindow) return;
   cu::check(table_.event_synchronize(lane.done[index % kWindow]->raw()),
@@ -38,6 +39,7 @@ void CopyEngine::end(Lane& lane, std::size_t index) {
 }
 
 void CopyEngine::run(std::span<const Chunk> outs, std::span<const Chunk> ins, Progress& progress) {
+  out_.timed = in_.timed = false;
   for (std::size_t index = 0; index < std::max(outs.size(), ins.size()); ++index) {
     if (index < outs.size()) {
       const Chunk& chunk = outs[index];
@@ -66,7 +68,7 @@ void CopyEngine::run(std::span<const Chunk> outs, std::span<const Chunk> ins, Pr
     }
   }
   for (Lane* lane : {&out_, &in_}) {
-    if (!lane->used) continue;
+    if (!lane->timed) continue;
     cu::check(table_.event_record(lane->ended.raw(), lane->stream.raw()), cu::Call::event_record);
   }
 }
@@ -83,7 +85,7 @@ CopyEngine::Seconds CopyEngine::finish() {
   for (Lane* lane : {&out_, &in_}) {
     if (!lane->used) continue;
     cu::check(table_.stream_synchronize(lane->stream.raw()), cu::Call::stream_synchronize);
-    (lane == &out_ ? taken.out : taken.in) = seconds(*lane);
+    if (lane->timed) (lane == &out_ ? taken.out : taken.in) = seconds(*lane);
   }
   out_.used = in_.used = false;
   return taken;

@@ -57,7 +57,8 @@ class CopyEngine {
     Event started;
     Event ended;
     std::vector<std::unique_ptr<Event>> done;  // ring: done[k % kWindow] follows chunk k
-    bool used = false;                         // something was queued since the last finish()
+    bool used = false;   // something may be in flight since the last finish() or settle()
+    bool timed = false;  // `started` was recorded by this run
   };
   void begin(Lane& lane, std::size_t index);
   void end(Lane& lane, std::size_t index);

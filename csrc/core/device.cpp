@@ -120,7 +120,7 @@ void Device::require_usable(const Tenant& tenant) const {
 void Device::retry_unfinished() noexcept {
   driver_->retry_buried();
   std::erase_if(stuck_links_, [](const auto& link) { return link->settle(); });
-  if (!limbo_.empty() && engine_->settle()) {
+  if (engine_->settle() && !limbo_.empty()) {
     for (const FrameId frame : limbo_.frames) frames_->give_back(frame);
     limbo_ = {};
   }

@@ -76,6 +76,11 @@ struct Patterned {
     auto* data = reinterpret_cast<unsigned char*>(keep->address());
     for (Bytes offset = 0; offset < bytes; ++offset) data[offset] = byte_at(offset);
   }
+  // Fills the frames that only need a place, so that nothing stale in them passes for a copy.
+  void scribble() const {
+    emu::host_view(discard->address(), true);
+    std::memset(reinterpret_cast<void*>(discard->address()), 0xEE, discard->slots.size() * kBlock);
+  }
   bool intact() const {
     emu::host_view(keep->address(), true);
     const auto* data = reinterpret_cast<const unsigned char*>(keep->address());
@@ -113,22 +118,26 @@ inline void attach(Device& device, Patterned& into, const char* name, unsigned s
   fill(into.discard, discard_blocks);
   into.bytes = static_cast<Bytes>(keep_blocks) * kBlock;
   into.write();
+  into.scribble();
 }
 
-// Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch.
+// Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch. With 10 +
+// 1 most incoming blocks take a place that becomes free only behind a copy out.
 struct Pair {
   explicit Pair(const char* spec = kSixteenBlocks)
       : emulated(spec), device(std::make_shared<Device>(emulated.driver, options_with())) {}
   void attach_both() {
-    attach(*device, a, "a", 1, 8, 3);
+    attach(*device, a, "a", 1, keep_blocks, 11 - keep_blocks);
     device->release(a.tenant);
-    attach(*device, b, "b", 2, 8, 3);
+    attach(*device, b, "b", 2, keep_blocks, 11 - keep_blocks);
     device->hand_over(b.tenant, a.tenant, 60);
+    a.scribble();
   }
   Emulated emulated;
   std::shared_ptr<Device> device;
   Patterned a, b;
   std::shared_ptr<Span> extra;  // of a growth
+  int keep_blocks = 8;
 };
 
 // Nothing is left of a closed device but reservations of spans that are still out.

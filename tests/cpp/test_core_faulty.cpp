@@ -133,7 +133,8 @@ class Sequence {
       if (other.state.tenant != nullptr) device_->release(other.state.tenant);
     }
     const std::string name(1, static_cast<char>('a' + one.number));
-    attach(*device_, one.state, name.c_str(), 1 + static_cast<unsigned>(draw(1000)), 5, 2);
+    const auto seed = 1 + static_cast<unsigned>(draw(1000));
+    attach(*device_, one.state, name.c_str(), seed, 5 + static_cast<int>(draw(3)), 1);
     one.attached = true;
   }
 
@@ -166,6 +167,11 @@ class Sequence {
 
   // Without faults everything that was not closed comes back whole, and the sums are right.
   void settle() {
+    // Any operation first tries again what could not be undone; there may be no tenant left to do
+    // one.
+    const auto probe = device_->add_tenant("probe", "job");
+    device_->resume(probe, 60);
+    device_->close_tenant(probe);
     for (Player& one : players_) {
       if (one.state.tenant == nullptr) continue;
       for (Player& other : players_) {

@@ -151,6 +151,11 @@ void sweep_life(const char* name, const std::function<bool(const cu::FaultScope:
 
 void prepare_both(Pair& pair) { pair.attach_both(); }
 
+void prepare_keeping(Pair& pair) {
+  pair.keep_blocks = 10;
+  pair.attach_both();
+}
+
 }  // namespace
 
 TEST(sweep_attach) {
@@ -186,8 +191,9 @@ TEST(sweep_resume) {
 }
 
 TEST(sweep_switch) {
-  sweep({"switch", prepare_both,
-         [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+  const auto act = [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); };
+  sweep({"switch", prepare_both, act});
+  sweep({"switch 10", prepare_keeping, act});
 }
 
 TEST(sweep_rescue) {

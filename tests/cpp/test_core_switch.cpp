@@ -303,10 +303,12 @@ TEST(what_is_made_is_ended_once) {
 TEST(no_byte_overtakes_another_however_uneven_the_link) {
   for (const char* uneven : {"&d2h=1MB/s&h2d=1GB/s", "&d2h=1GB/s&h2d=1MB/s"}) {
     Pair pair((std::string(kSixteenBlocks) + uneven).c_str());
+    pair.keep_blocks = 10;
     pair.attach_both();
     for (int turn = 0; turn < 2; ++turn) {
       pair.a.seed += 2;
       pair.a.write();
+      pair.a.scribble();
       pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
       CHECK(pair.b.intact());
       pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);

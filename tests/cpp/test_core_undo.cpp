@@ -146,6 +146,19 @@ TEST(a_dead_context_on_the_callers_thread_does_not_make_us_forget_a_mapping) {
   table.ctx_pop_current(&dead);
 }
 
+TEST(a_lane_that_could_not_be_settled_does_not_spoil_the_next_operation) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 4, 1);
+  for (const auto call : {cu::Call::event_record, cu::Call::stream_synchronize}) {
+    const cu::FaultScope fault({1, true, call});
+    CHECK(pair.device->rescue(pair.a.tenant).empty());
+  }
+  CHECK_EQ(pair.device->rescue(pair.a.tenant).size(), 1u);
+  pair.device->suspend(pair.a.tenant, 60);
+  pair.device->resume(pair.a.tenant, 60);
+  CHECK(pair.a.intact());
+}
+
 TEST(closing_again_ends_what_the_driver_refused) {
   Pair pair;
   pair.attach_both();
