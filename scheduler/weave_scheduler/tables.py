@@ -155,13 +155,14 @@ def bench_table(record: Row) -> Table:
         ("limit", "limit_s", format_duration),
     ]
     emulated = record["conditions"].get("device") == "emulated"
+    counts_jobs = "jobs" in record["cases"][0].get("params", {})
     return _table(
         "Cases (ratios only: the device is emulated)" if emulated else "Cases",
         rows,
         [
             ("case", "name", str),
             ("arm", "arm", str),
-            *([("of", "params", _jobs_of)] if "jobs" in record["cases"][0].get("params", {}) else []),
+            *([("of", "params", _jobs_of)] if counts_jobs else []),
             ("n", "n", str),
             ("bytes out", "bytes_out", format_bytes),
             ("bytes in", "bytes_in", format_bytes),
