@@ -227,7 +227,7 @@ class Nodes(Strict):
 
 class SchedulerSpec(Strict):
     intra: Literal["fifo", "strict", "barrier"] = "fifo"
-    inter: Literal["weave"] = "weave"
+    inter: Literal["weave", "paper"] = "weave"
     mode: Literal["worst-case", "quantile"] = "worst-case"
     quantile: Share = 0.99
     confidence: Share = 0.95
