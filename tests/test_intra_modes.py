@@ -146,8 +146,10 @@ def test_a_withdrawn_visit_keeps_its_turn():
         state.handle(JobJoined(job, BOTH))
     state.handle(PhaseRequested("job0", "rollout", R, 1))
     state.handle(PhaseRequested("job1", "rollout", R, 2))
-    assert state.handle(PhaseCancelled(1)) == []
-    assert state.handle(PhaseRequested("job0", "rollout", R, 3)) == [Grant(3)]
+    assert state.handle(PhaseCancelled(1)) == []  # it runs: too late to withdraw
+    assert state.handle(PhaseCancelled(2)) == []
+    assert state.handle(PhaseDone(1)) == []
+    assert state.handle(PhaseRequested("job1", "rollout", R, 3)) == [Grant(3)]
 
 
 def test_a_visit_on_other_nodes_than_planned_still_takes_its_turn():
