@@ -121,8 +121,8 @@ inline void attach(Device& device, Patterned& into, const char* name, unsigned s
   into.scribble();
 }
 
-// Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch. With 10 +
-// 1 most incoming blocks take a place that becomes free only behind a copy out.
+// Two tenants of 8 + 3 blocks on 16: at least three blocks move each way in every switch. With 11
+// and none every incoming block takes a place that becomes free only behind a copy out.
 struct Pair {
   explicit Pair(const char* spec = kSixteenBlocks)
       : emulated(spec), device(std::make_shared<Device>(emulated.driver, options_with())) {}
@@ -131,6 +131,9 @@ struct Pair {
     device->release(a.tenant);
     attach(*device, b, "b", 2, keep_blocks, 11 - keep_blocks);
     device->hand_over(b.tenant, a.tenant, 60);
+    // Other bytes than the host copies of a's first turn, which are stale from now on.
+    a.seed += 10;
+    a.write();
     a.scribble();
   }
   Emulated emulated;

@@ -152,7 +152,7 @@ void sweep_life(const char* name, const std::function<bool(const cu::FaultScope:
 void prepare_both(Pair& pair) { pair.attach_both(); }
 
 void prepare_keeping(Pair& pair) {
-  pair.keep_blocks = 10;
+  pair.keep_blocks = 11;
   pair.attach_both();
 }
 
@@ -193,7 +193,7 @@ TEST(sweep_resume) {
 TEST(sweep_switch) {
   const auto act = [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); };
   sweep({"switch", prepare_both, act});
-  sweep({"switch 10", prepare_keeping, act});
+  sweep({"switch 11", prepare_keeping, act});
 }
 
 TEST(sweep_rescue) {
