@@ -2,6 +2,7 @@
 everything that can block. Exceptions are the classes of :mod:`weave_rt.errors`."""
 
 import builtins
+from collections.abc import Sequence
 from typing import final
 
 @final
@@ -112,11 +113,15 @@ class Device:
     def closed(self) -> bool: ...
     def add_tenant(self, name: str, job: str = "") -> Tenant: ...
     def switch(
-        self, outgoing: Tenant | None, incoming: Tenant, drain_timeout_s: float = 60.0
+        self,
+        outgoing: Tenant | None,
+        incoming: Tenant,
+        drain_timeout_s: float = 60.0,
+        tags: Sequence[str] | None = None,
     ) -> SwitchReport:
         """Hand the device from `outgoing` to `incoming` as one transaction: on success incoming
         runs and outgoing is suspended, moving only what does not fit; on failure outgoing still
-        runs, or both are suspended with no byte lost."""
+        runs, or both are suspended with no byte lost. tags: see Tenant.resume."""
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
         once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
@@ -158,13 +163,19 @@ class Tenant:
     @property
     def regions(self) -> list[Region]: ...
     def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
-        """Get or create the region of a tag; policy ``keep`` or ``discard``. reserve_bytes: the
-        largest size it may ever have, 0 for all that the device has."""
-    def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+        """Get or create the region of a tag; policy ``keep``, ``reload`` or ``discard``.
+        reserve_bytes: the largest size it may ever have, 0 for all that the device has."""
+    def resume(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
         """Bring everything in and run; idle tenants give up what is needed. Running already:
-        a counted no-op."""
-    def suspend(self, drain_timeout_s: float = 60.0) -> SwitchReport:
-        """Stop running and move everything to the host. Suspended already: a counted no-op."""
+        a counted no-op. With `tags` only these come in, and run; one that runs gets them in
+        addition. Raises UsageError for a tag without a region."""
+    def suspend(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
+        """Stop running and move everything to the host. Suspended already: a counted no-op. With
+        `tags` only these leave, and the tenant goes on with the others. Raises RegionPinned."""
     def release(self) -> None:
         """Stop running; blocks stay on the device until another tenant needs their place."""
     def rescue(self) -> dict[str, builtins.bytes]:
@@ -197,6 +208,26 @@ class Region:
     def allocate(self, bytes: int, alignment: int = 512) -> Span:
         """Space in the region, growing it by whole blocks. Raises GrowthRefused, HostMemoryError,
         NotResident when the tenant does not run."""
+    def mark_clean(self) -> None:
+        """Promise not to change the bytes until :meth:`mark_dirty`: they are copied out once, and
+        later departures move nothing out. New space is copied out once more. ``keep`` only."""
+    def mark_dirty(self) -> None:
+        """Take the promise back before writing: host copies are out of date from now on."""
+    def pin(self) -> None:
+        """Keep the blocks on the device (a NIC or a peer has registered them), until as many
+        :meth:`unpin`. Suspending the tenant raises RegionPinned meanwhile."""
+    def unpin(self) -> None: ...
+    def set_fill(self, fill: str) -> None:
+        """What a block holds that comes to this ``discard`` region: ``none`` (whatever was there),
+        ``zero``, or ``poison`` (0xA5, so that a read before the first write is noticed)."""
+    @property
+    def fill(self) -> str: ...
+    @property
+    def clean(self) -> bool: ...
+    @property
+    def selected(self) -> bool: ...  # its tenant runs, or last ran, with it
+    @property
+    def pins(self) -> int: ...
 
 @final
 class Span:

@@ -27,8 +27,24 @@ const char* state_name(RegionState state) {
 
 Policy policy_named(const std::string& name) {
   if (name == "keep") return Policy::keep;
+  if (name == "reload") return Policy::reload;
   if (name == "discard") return Policy::discard;
-  throw UsageError("policy '" + name + "': expected keep or discard");
+  throw UsageError("policy '" + name + "': expected keep, reload or discard");
+}
+
+const char* policy_name(Policy policy) {
+  return policy == Policy::keep ? "keep" : policy == Policy::reload ? "reload" : "discard";
+}
+
+Fill fill_named(const std::string& name) {
+  if (name == "none") return Fill::none;
+  if (name == "zero") return Fill::zero;
+  if (name == "poison") return Fill::poison;
+  throw UsageError("fill '" + name + "': expected none, zero or poison");
+}
+
+const char* fill_name(Fill fill) {
+  return fill == Fill::none ? "none" : fill == Fill::zero ? "zero" : "poison";
 }
 
 std::string tenant_state(const TenantObject& self) {
@@ -41,7 +57,7 @@ std::string tenant_state(const TenantObject& self) {
 
 bool is_readable(const Region& region) {
   const auto tenant = region.tenant.lock();
-  return tenant != nullptr && tenant->running && region.state == RegionState::resident;
+  return tenant != nullptr && tenant->uses(region) && region.state == RegionState::resident;
 }
 
 void require_readable(const Region& region) {
@@ -50,7 +66,7 @@ void require_readable(const Region& region) {
   const std::string name = tenant == nullptr ? "" : tenant->name;
   Refusal refusal(Refusal::Kind::not_resident,
                   "region " + region.tag + " of tenant " + name +
-                      " may not be touched now: its tenant does not run; resume it first");
+                      " may not be touched now: its tenant does not run with it; resume it first");
   refusal.tag = region.tag;
   refusal.tenant = name;
   refusal.job = tenant == nullptr ? "" : tenant->job;
@@ -133,18 +149,18 @@ void bind_tenant(py::module_& module) {
           py::arg("tag"), py::arg("policy") = "keep", py::arg("reserve_bytes") = 0, ReleaseGil())
       .def(
           "resume",
-          [](const TenantObject& self, double timeout_s) {
-            return ReportObject{self.owner->device->resume(self.tenant, timeout_s),
+          [](const TenantObject& self, double timeout_s, const Tags& tags) {
+            return ReportObject{self.owner->device->resume(self.tenant, timeout_s, tags),
                                 self.owner->spec};
           },
-          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+          py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def(
           "suspend",
-          [](const TenantObject& self, double timeout_s) {
-            return ReportObject{self.owner->device->suspend(self.tenant, timeout_s),
+          [](const TenantObject& self, double timeout_s, const Tags& tags) {
+            return ReportObject{self.owner->device->suspend(self.tenant, timeout_s, tags),
                                 self.owner->spec};
           },
-          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+          py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def(
           "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
           ReleaseGil())
@@ -154,14 +170,36 @@ void bind_tenant(py::module_& module) {
           ReleaseGil());
 }
 
+void bind_policies(py::class_<RegionObject>& type) {
+  const auto act = [](void (Device::*action)(const std::shared_ptr<Region>&)) {
+    return [action](const RegionObject& self) { ((*self.owner->device).*action)(self.region); };
+  };
+  type.def("mark_clean", act(&Device::mark_clean), ReleaseGil())
+      .def("mark_dirty", act(&Device::mark_dirty), ReleaseGil())
+      .def("pin", act(&Device::pin), ReleaseGil())
+      .def("unpin", act(&Device::unpin), ReleaseGil())
+      .def(
+          "set_fill",
+          [](const RegionObject& self, const std::string& fill) {
+            self.owner->device->set_fill(self.region, fill_named(fill));
+          },
+          py::arg("fill"), ReleaseGil())
+      .def_property_readonly("fill",
+                             [](const RegionObject& self) { return fill_name(self.region->fill); })
+      .def_property_readonly("clean",
+                             [](const RegionObject& self) { return self.region->clean.load(); })
+      .def_property_readonly("selected",
+                             [](const RegionObject& self) { return self.region->selected.load(); })
+      .def_property_readonly("pins",
+                             [](const RegionObject& self) { return self.region->pins.load(); });
+}
+
 void bind_region(py::module_& module) {
   py::class_<RegionObject> type(module, "Region");
   bind_identity(type, &RegionObject::region);
   type.def_property_readonly("tag", [](const RegionObject& self) { return self.region->tag; })
-      .def_property_readonly("policy",
-                             [](const RegionObject& self) {
-                               return self.region->policy == Policy::keep ? "keep" : "discard";
-                             })
+      .def_property_readonly(
+          "policy", [](const RegionObject& self) { return policy_name(self.region->policy); })
       .def_property_readonly("address",
                              [](const RegionObject& self) { return self.region->address(); })
       .def_property_readonly(
@@ -191,6 +229,7 @@ void bind_region(py::module_& module) {
                               self.owner->device->allocate(self.region, bytes, alignment)};
           },
           py::arg("bytes"), py::arg("alignment") = 512, ReleaseGil());
+  bind_policies(type);
 }
 
 }  // namespace

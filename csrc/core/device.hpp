@@ -51,10 +51,29 @@ class Device {
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
 
-  SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
-  SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
+  // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
+  // later departures move nothing out. New space in it is copied out once more. Both are for keep
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  void mark_clean(const std::shared_ptr<Region>& region);
+  void mark_dirty(const std::shared_ptr<Region>& region);
+  // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
+  // suspending the tenant throws Refusal (region_pinned). unpin() throws UsageError at 0.
+  void pin(const std::shared_ptr<Region>& region);
+  void unpin(const std::shared_ptr<Region>& region);
+  // What blocks hold that come to a discard region from now on, by memsets within the switch.
+  void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+
+  // With tags a tenant runs with part of its regions: one that is idle comes in with these alone,
+  // one that runs gets them in addition, or gives them up (with the last one it stops). What is
+  // there already, or away already, is a counted no-op. Throws UsageError for a tag that the tenant
+  // does not have.
+  SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                      const Tags& tags = {});
+  SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                       const Tags& tags = {});
   SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
-                         const std::shared_ptr<Tenant>& incoming, double drain_timeout_s);
+                         const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
+                         const Tags& tags = {});
   // Stop running; slots stay until somebody needs their frames.
   void release(const std::shared_ptr<Tenant>& tenant);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
@@ -95,6 +114,8 @@ class Device {
   void require_open() const;
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
+  std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const;
   void retry_unfinished() noexcept;
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
@@ -106,7 +127,7 @@ class Device {
                         double drain_timeout_s);
   [[noreturn]] void roll_back(std::unique_ptr<Transaction> transaction,
                               const std::shared_ptr<Tenant>& outgoing);
-  void start(Tenant& tenant);
+  void start(Tenant& tenant, const std::vector<Region*>& entered);
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
   bool read_out(Slot& slot) noexcept;

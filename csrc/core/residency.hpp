@@ -17,13 +17,14 @@ struct SlotRef {
   Slot& get() const { return region->slots[slot]; }
 };
 
-// Slots of `tenant` that must come in before it can run: without a frame, or unmapped.
+// Slots of `tenant` that must come in before it can run: without a frame, unmapped, or with a frame
+// that does not hold what the host copy does.
 std::vector<SlotRef> missing_slots(const Tenant& tenant);
 
-// Up to `count` slots that idle tenants other than `incoming` can give up, in the order in which
-// they should leave: discard, then clean (a valid host copy), then keep; within each class from the
-// most recent turn to the oldest; within a tenant from the end of its regions, so that the same
-// part moves each time and the rest stays.
+// Up to `count` slots that tenants other than `incoming` do not use now and can give up, in the
+// order in which they should leave: discard, then clean (a valid host copy), then keep; within each
+// class from the most recent turn to the oldest; within a tenant from the end of its regions, so
+// that the same part moves each time and the rest stays.
 std::vector<SlotRef> choose_victims(const std::vector<std::shared_ptr<Tenant>>& tenants,
                                     const Tenant& incoming, std::size_t count);
 

@@ -33,14 +33,18 @@ struct Operation {
 void check_state(const Pair& pair, bool succeeded) {
   for (const Patterned* one : {&pair.a, &pair.b}) {
     if (one->tenant == nullptr || one->tenant->failed) continue;
-    // A tenant that runs has every block, mapped, with its bytes.
+    // A tenant that runs has every block of the tags it runs with, mapped, with its bytes.
     if (one->tenant->running) {
-      CHECK(one->tenant->all_mapped());
       for (const auto& region : one->tenant->regions) {
+        if (!region->selected) continue;
+        for (const auto& slot : region->slots) CHECK(slot.mapping && slot.frame_valid);
         CHECK(region->state == RegionState::resident);
         CHECK_EQ(region->bytes_held, region->slots.size() * kBlock);
       }
-      if (succeeded && one->keep != nullptr) CHECK(one->intact());
+      if (succeeded && one->keep != nullptr && one->keep->selected) CHECK(one->intact());
+      if (one->discard != nullptr && one->discard->fill == Fill::poison && one->discard->selected) {
+        CHECK(one->discard_is_own());
+      }
     }
     for (const auto& region : one->tenant->regions) {
       if (region->policy != Policy::keep || one->tenant->running) continue;
@@ -60,6 +64,7 @@ void retry_and_compare(Pair& pair, const Operation& operation) {
       if (other.tenant != nullptr) pair.device->release(other.tenant);
       pair.device->resume(one.tenant, 60);
       CHECK(one.intact());
+      if (one.discard->fill == Fill::poison) CHECK(one.discard_is_own());
     }
   }
   // No frame was lost either: alone, a tenant can have the whole device.
@@ -156,6 +161,17 @@ void prepare_keeping(Pair& pair) {
   pair.attach_both();
 }
 
+// b's weights are clean and have a host copy; what is discarded comes back as poison.
+void prepare_mixed(Pair& pair) {
+  pair.keep_blocks = 7;
+  pair.attach_both();
+  for (const Patterned* one : {&pair.a, &pair.b}) {
+    pair.device->set_fill(one->discard, Fill::poison);
+  }
+  pair.device->mark_clean(pair.b.keep);
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+}
+
 }  // namespace
 
 TEST(sweep_attach) {
@@ -194,6 +210,32 @@ TEST(sweep_switch) {
   const auto act = [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); };
   sweep({"switch", prepare_both, act});
   sweep({"switch 11", prepare_keeping, act});
+  sweep({"to clean",
+         [](Pair& pair) {
+           prepare_mixed(pair);
+           pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+         },
+         act});
+  sweep({"from clean", prepare_mixed,
+         [](Pair& pair) { pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60); }});
+}
+
+TEST(sweep_tags) {
+  sweep({"kv out", prepare_both,
+         [](Pair& pair) { pair.device->suspend(pair.a.tenant, 60, Tags{{"kv_cache"}}); }});
+  sweep({"weights out", prepare_both, [](Pair& pair) {
+           pair.device->resume(pair.a.tenant, 60);
+           pair.device->suspend(pair.a.tenant, 60, Tags{{"weights"}});
+         }});
+  // b runs with its KV alone; a, idle, gives up what b's weights need.
+  sweep({"weights in",
+         [](Pair& pair) {
+           pair.attach_both();
+           pair.device->suspend(pair.b.tenant, 60);
+           pair.device->release(pair.a.tenant);
+           pair.device->resume(pair.b.tenant, 60, Tags{{"kv_cache"}});
+         },
+         [](Pair& pair) { pair.device->resume(pair.b.tenant, 60, Tags{{"weights"}}); }});
 }
 
 TEST(sweep_rescue) {
