@@ -96,6 +96,7 @@ std::shared_ptr<BackgroundCopy> Background::write_back(const std::shared_ptr<Ten
   const auto blocks = static_cast<Bytes>(std::ranges::count_if(
       region->slots, [&](const Slot& slot) { return is_only_on_device(*region, slot); }));
   copy->bytes_total_ = blocks * region->block_bytes;
+  copy->phase_ = tenant->last_turn;
   return queue(std::move(copy));
 }
 
@@ -276,7 +277,8 @@ Background::Step Background::choose(const std::shared_ptr<BackgroundCopy>& copy)
 // Each block once: one that was written since is left to the switch.
 void Background::choose_write_back(Step& step) {
   BackgroundCopy& copy = *step.copy;
-  if (!copy.tenant_->running) return;
+  // A promise is for one phase.
+  if (!copy.tenant_->running || copy.tenant_->last_turn != copy.phase_) return;
   const auto& slots = copy.region_->slots;
   while (copy.next_slot_ < slots.size() &&
          !is_only_on_device(*copy.region_, slots[copy.next_slot_])) {

@@ -60,6 +60,7 @@ class BackgroundCopy {
   std::size_t next_slot_ = 0;                 // of a write-back
   std::uint64_t drain_ = 0;                   // number of a drain that was asked for
   std::uint64_t drain_turn_ = 0;              // newest turn that it covers
+  std::uint64_t phase_ = 0;                   // of a write-back: the turn in which it was promised
   bool drained_ = false;                      // of a write-back: work so far is complete
   bool may_create_ = true;                    // false once the driver had no memory for a frame
   std::vector<const Tenant*> next_use_ = {};  // of a prefetch
