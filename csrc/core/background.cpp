@@ -12,7 +12,7 @@ constexpr std::size_t kInFlight = 2;  // chunks per direction
 constexpr double kSlice = 0.1;  // seconds between two looks at whether a drain is still wanted
 
 bool lacks_bytes(const Region& region, const Slot& slot) {
-  return region.policy != Policy::discard && slot.frame == kNoFrame && slot.host_valid;
+  return region.policy != Policy::discard && !slot.frame_valid && slot.host_valid;
 }
 
 std::size_t slots_lacking_bytes(const Tenant& tenant) {
@@ -24,7 +24,7 @@ std::size_t slots_lacking_bytes(const Tenant& tenant) {
 }
 
 bool is_only_on_device(const Region& region, const Slot& slot) {
-  return region.policy != Policy::discard && slot.frame != kNoFrame && !slot.host_valid;
+  return region.policy != Policy::discard && slot.frame_valid && !slot.host_valid;
 }
 
 }  // namespace
@@ -122,10 +122,10 @@ void Background::cancel(BackgroundCopy& copy) noexcept {
   if (found != queue_.end()) end(*found, nullptr);
 }
 
-void Background::touched(const Region& region) noexcept {
-  if (step_ != nullptr && step_->out && step_->out->region.get() == &region) {
-    step_->out_is_stale = true;
-  }
+void Background::touched(const Region& region, Bytes offset, Bytes bytes) noexcept {
+  if (step_ == nullptr || !step_->out || step_->out->region.get() != &region) return;
+  const Bytes begin = static_cast<Bytes>(step_->out->slot) * region.block_bytes;
+  if (offset < begin + region.block_bytes && begin < offset + bytes) step_->out_is_stale = true;
 }
 
 void Background::pause(std::unique_lock<std::mutex>& lock) noexcept {
@@ -297,7 +297,11 @@ void Background::choose_prefetch(Step& step) {
     }
   }
   if (!step.in) return;
-  step.in_frame = free_frame(copy);
+  step.in_frame = step.in->get().frame;  // a place may be there already
+  if (step.in_frame == kNoFrame) {
+    step.in_frame = free_frame(copy);
+    step.in_frame_is_new = step.in_frame != kNoFrame;
+  }
   const std::size_t more = copy.blocks_left_ - (step.in_frame == kNoFrame ? 0 : 1);
   if (step.in_frame == kNoFrame) step.in.reset();
   // On a link that is slower both ways at once, one way at a time.
@@ -336,6 +340,7 @@ FrameId Background::free_frame(BackgroundCopy& copy) {
   Mapping* const mapping = &slot.mapping;
   if (*mapping) Mapping::unmap_all({&mapping, 1});
   if (victim->region->policy == Policy::discard) ++victim->region->generation;
+  slot.frame_valid = false;
   const FrameId frame = std::exchange(slot.frame, kNoFrame);
   victim->region->tenant.lock()->refresh_states();
   return frame;
@@ -347,10 +352,12 @@ void Background::prepare_chunks(Step& step) const {
   const Bytes chunk =
       std::min(block, std::clamp<Bytes>(block / 8, Bytes{64} << 10, Bytes{8} << 20));
   const auto split = [&](std::vector<Chunk>& into, const SlotRef& ref, FrameId frame) {
-    for (Bytes offset = 0; offset < block; offset += chunk) {
-      into.push_back({.device = tools_.frames.home(frame) + offset,
-                      .host = ref.get().host.data() + offset,
-                      .bytes = std::min(chunk, block - offset)});
+    for (const auto& range : ref.region->ranges(ref.slot)) {
+      for (Bytes at = 0; at < range.bytes; at += chunk) {
+        into.push_back({.device = tools_.frames.home(frame) + range.offset + at,
+                        .host = range.host + at,
+                        .bytes = std::min(chunk, range.bytes - at)});
+      }
     }
   };
   if (step.out) split(step.outs, *step.out, step.out->get().frame);
@@ -373,10 +380,15 @@ Background::Copied Background::move(const Step& step) noexcept {
 void Background::commit(Step& step, const Copied& copied) noexcept {
   const Bytes block = tools_.frames.block_bytes();
   BackgroundCopy& copy = *step.copy;
+  const auto sum = [](const std::vector<Chunk>& chunks) {
+    Bytes bytes = 0;
+    for (const auto& chunk : chunks) bytes += chunk.bytes;
+    return bytes;
+  };
   if (step.out && copied.out) {
     step.out->get().host_valid = !step.out_is_stale;
-    stats_.bytes_out += block;
-    copy.tenant_->background_bytes += block;
+    stats_.bytes_out += sum(step.outs);
+    copy.tenant_->background_bytes += sum(step.outs);
     if (copy.region_ != nullptr) {
       copy.bytes_done_ += block;
       ++copy.next_slot_;
@@ -384,8 +396,8 @@ void Background::commit(Step& step, const Copied& copied) noexcept {
   }
   if (step.in && copied.in) {
     enter(*step.in, std::exchange(step.in_frame, kNoFrame));
-    stats_.bytes_in += block;
-    copy.tenant_->background_bytes += block;
+    stats_.bytes_in += sum(step.ins);
+    copy.tenant_->background_bytes += sum(step.ins);
     copy.bytes_done_ += block;
     --copy.blocks_left_;
   }
@@ -397,11 +409,14 @@ void Background::commit(Step& step, const Copied& copied) noexcept {
 void Background::enter(const SlotRef& ref, FrameId frame) noexcept {
   Slot& slot = ref.get();
   slot.frame = frame;
+  slot.frame_valid = true;
   try {
-    Mapping mapping(ref.region->reservation, tools_.frames.block(frame),
-                    static_cast<Bytes>(ref.slot) * tools_.frames.block_bytes());
-    set_access(tools_.context->driver(), mapping.address(), mapping.bytes());
-    slot.mapping = std::move(mapping);
+    if (!slot.mapping) {
+      Mapping mapping(ref.region->reservation, tools_.frames.block(frame),
+                      static_cast<Bytes>(ref.slot) * tools_.frames.block_bytes());
+      set_access(tools_.context->driver(), mapping.address(), mapping.bytes());
+      slot.mapping = std::move(mapping);
+    }
   } catch (const DriverError&) {
     // Not an error of the copy: all bytes are there.
   }
@@ -411,7 +426,7 @@ void Background::enter(const SlotRef& ref, FrameId frame) noexcept {
 // The frame of a block that did not come in whole.
 void Background::abandon(Step& step) noexcept {
   const FrameId frame = std::exchange(step.in_frame, kNoFrame);
-  if (frame == kNoFrame) return;
+  if (frame == kNoFrame || !step.in_frame_is_new) return;
   if (unsettled_) {
     set_aside_ = frame;
   } else {

@@ -37,7 +37,8 @@ class BackgroundCopy {
   BackgroundCopy(const BackgroundCopy&) = delete;
   BackgroundCopy& operator=(const BackgroundCopy&) = delete;
 
-  // What could be copied when it was asked for; less is done where room or time ran out.
+  // In whole blocks. What could be copied when it was asked for; less is done where room or time
+  // ran out.
   Bytes bytes_total() const { return bytes_total_; }
   Bytes bytes_done() const { return bytes_done_; }
   bool finished() const;
@@ -85,7 +86,7 @@ class Background {
     const ResidencyPlan& plan;
     Turns& turns;
   };
-  struct Stats {
+  struct Stats {  // bytes that were copied in blocks that arrived whole
     Bytes bytes_out = 0, bytes_in = 0;
     std::uint64_t errors = 0;
   };
@@ -107,8 +108,8 @@ class Background {
                                              const std::shared_ptr<Region>& region);
   // It ends after the chunk in flight, or at once.
   void cancel(BackgroundCopy& copy) noexcept;
-  // The contents of this region change: a copy of it in flight is void.
-  void touched(const Region& region) noexcept;
+  // The contents of these bytes change: a copy of their block in flight is void.
+  void touched(const Region& region, Bytes offset, Bytes bytes) noexcept;
 
   // Wait for the chunk in flight and hold still until go_on(). Counted.
   void pause(std::unique_lock<std::mutex>& lock) noexcept;
@@ -133,6 +134,7 @@ class Background {
     std::optional<SlotRef> out;
     std::optional<SlotRef> in;
     FrameId in_frame = kNoFrame;
+    bool in_frame_is_new = false;  // and goes back if the block does not come in whole
     std::vector<Chunk> outs, ins;
     bool out_is_stale = false;  // its bytes changed meanwhile
   };

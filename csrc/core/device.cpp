@@ -198,9 +198,7 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
 
 // Growing and allocating are for a tenant whose phase holds the device.
 void Device::require_running(const Region& region) const {
-  const auto tenant = region.tenant.lock();
-  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
-  require_usable(*tenant);
+  const auto tenant = require_tenant(region);
   if (tenant->running) return;
   Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
                                                    " must run to grow its region " + region.tag +
@@ -235,11 +233,9 @@ std::shared_ptr<Span> Device::take(const std::shared_ptr<Region>& region, Bytes 
                                    Bytes alignment) {
   const auto offset = region->take(bytes, alignment);
   if (!offset) return nullptr;
-  // The owner writes there now: what was written back of these blocks is old.
-  for (Bytes block = *offset / block_bytes_; block * block_bytes_ < *offset + bytes; ++block) {
-    region->slots[block].host_valid = false;
-  }
-  background_->touched(*region);
+  // The owner writes there now: what the host has of these blocks is old.
+  region->invalidate_host(*offset, bytes);
+  background_->touched(*region, *offset, bytes);
   return std::make_shared<Span>(region, *offset, bytes);
 }
 
@@ -279,7 +275,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy == Policy::keep)
+  if (region->policy != Policy::discard)
     extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
@@ -314,6 +310,7 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
   for (const auto& region : tenant.regions) {
     for (auto& slot : region->slots) {
       slot.mapping = Mapping{};
+      slot.frame_valid = false;
       const FrameId frame = std::exchange(slot.frame, kNoFrame);
       if (!settled) {
         if (slot.host) limbo_.extents.push_back(std::move(slot.host));

@@ -59,6 +59,18 @@ class Device {
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
 
+  // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
+  // later departures move nothing out. New space in it is copied out once more. Both are for keep
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  void mark_clean(const std::shared_ptr<Region>& region);
+  void mark_dirty(const std::shared_ptr<Region>& region);
+  // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
+  // suspending the tenant throws Refusal (region_pinned). unpin() throws UsageError at 0.
+  void pin(const std::shared_ptr<Region>& region);
+  void unpin(const std::shared_ptr<Region>& region);
+  // What blocks hold that come to a discard region from now on, by memsets within the switch.
+  void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+
   SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
@@ -135,6 +147,8 @@ class Device {
   void require_running(const Region& region) const;
   std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;
   std::shared_ptr<Span> take(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
+  std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void require_unpinned(const Tenant& tenant) const;
   void retry_unfinished() noexcept;
   void note_background(Stats& stats) const;
   bool is_unfinished(const Tenant& tenant) const;

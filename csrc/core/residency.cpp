@@ -42,7 +42,9 @@ std::vector<SlotRef> select(const Tenant& tenant, Predicate wanted) {
 }  // namespace
 
 std::vector<SlotRef> missing_slots(const Tenant& tenant) {
-  return select(tenant, [](const Slot& slot) { return !slot.mapping; });
+  return select(tenant, [](const Slot& slot) {
+    return !slot.mapping || (!slot.frame_valid && slot.host_valid);
+  });
 }
 
 std::vector<SlotRef> slots_on_device(const Tenant& tenant) {
@@ -70,6 +72,7 @@ Victims choose_victims(const std::vector<std::shared_ptr<Tenant>>& tenants, cons
   std::map<const Tenant*, std::size_t> allowance;
   for (const Tenant* tenant : idle_tenants(tenants, incoming, plan)) {
     auto slots = slots_on_device(*tenant);
+    std::erase_if(slots, [](const SlotRef& ref) { return ref.region->pins > 0; });
     candidates.insert(candidates.end(), slots.rbegin(), slots.rend());
     allowance[tenant] = plan.allowance(*tenant);
   }
@@ -108,6 +111,7 @@ std::optional<SlotRef> next_victim(const std::vector<std::shared_ptr<Tenant>>& t
     if (!turns.is_drained(*tenant) || !comes_later) continue;
     const bool has_allowance = plan.allowance(*tenant) > 0;
     for (const auto& region : tenant->regions | std::views::reverse) {
+      if (region->pins > 0) continue;
       for (std::size_t slot = region->slots.size(); slot-- > 0;) {
         if (region->slots[slot].frame == kNoFrame) continue;
         const Cost cost = cost_of(*region, region->slots[slot]);

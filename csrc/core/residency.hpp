@@ -20,7 +20,8 @@ struct SlotRef {
   Slot& get() const { return region->slots[slot]; }
 };
 
-// Slots of `tenant` that must come in before it can run: without a frame, or unmapped.
+// Slots of `tenant` that must come in before it can run: without a frame, unmapped, or with a frame
+// that does not hold what the host copy does.
 std::vector<SlotRef> missing_slots(const Tenant& tenant);
 
 // What a planner wants of a device. Tenants that it does not name are as if there were no plan.

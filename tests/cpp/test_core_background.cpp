@@ -208,6 +208,63 @@ TEST(a_new_tensor_makes_its_block_old) {
   CHECK(a.intact());
 }
 
+TEST(a_write_back_is_for_one_phase) {
+  Fleet fleet(80, {{60}, {60}});
+  fleet.turn(0);
+  const auto copy = fleet.device->write_back(fleet.tenant(0), "weights");
+  fleet.turn(1);
+  fleet.turn(0);  // writes other bytes, of which nothing was promised
+  fleet.device->run_background();
+  CHECK(copy->finished());
+  CHECK_EQ(copy->bytes_done(), 0u);
+  CHECK_EQ(fleet.turn(1).bytes_out, 40 * kGiga);
+}
+
+TEST(mark_dirty_takes_the_promise_back) {
+  Fleet fleet(80, {{60}, {60}});
+  fleet.turn(0);
+  auto& a = fleet.members[0];
+  fleet.device->write_back(a.tenant, "weights");
+  fleet.device->run_background();
+  a.seed = 98;
+  a.write();
+  fleet.device->mark_dirty(a.keep);
+  CHECK_EQ(fleet.turn(1).bytes_out, 40 * kGiga);
+  fleet.turn(0);
+}
+
+TEST(mark_dirty_reaches_a_block_in_flight) {
+  SlowFleet fleet;
+  auto& a = fleet.members[0];
+  const auto copy = fleet.device->write_back(a.tenant, "weights");
+  // Each of the 8 blocks takes 20 ms; every one that is or was under way is void.
+  while (copy->bytes_done() < 2 * kBlock) std::this_thread::yield();
+  fleet.device->mark_dirty(a.keep);
+  a.seed = 97;
+  fleet.device->cancel(copy);
+  CHECK(copy->wait(60));
+  fleet.device->mark_dirty(a.keep);
+  a.write();
+  fleet.turn(2);
+  fleet.turn(1);
+  fleet.turn(0);
+}
+
+TEST(clean_and_pinned_blocks_in_the_background) {
+  Fleet fleet(140, kThree);
+  fleet.turn(1);
+  fleet.turn(0);
+  fleet.device->pin(fleet.members[1].keep);
+  fleet.device->pin(fleet.members[2].keep);
+  const auto before = fleet.resident(1) + fleet.resident(2);
+  for (const std::size_t next : {1u, 2u}) fleet.prefetch(next);
+  fleet.device->run_background();
+  CHECK_EQ(fleet.resident(1) + fleet.resident(2), before);
+  fleet.device->unpin(fleet.members[1].keep);
+  fleet.device->unpin(fleet.members[2].keep);
+  fleet.check_all();
+}
+
 TEST(write_back_refuses_what_makes_no_sense) {
   Fleet fleet(80, {{60}, {20, 10}});
   CHECK_THROWS(fleet.device->write_back(fleet.tenant(0), "weights"), Refusal, "must run");
