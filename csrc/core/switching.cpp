@@ -1,6 +1,7 @@
 // core/switching.cpp: Device operations that hand frames from one tenant to another: resume,
 // suspend, hand_over and release, and what they share: making room, the transfer, the roll-back.
 #include <algorithm>
+#include <utility>
 
 #include "core/device.hpp"
 
@@ -54,18 +55,21 @@ class Selection {
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto victims = choose_victims(tenants_, incoming, frames_needed - free);
+  auto victims = choose_victims(tenants_, incoming, frames_needed - free, plan_);
   // Then its own tags that do not come in now, from the end.
   auto own = slots_on_device(incoming);
   std::erase_if(own,
                 [](const SlotRef& ref) { return ref.region->selected || ref.region->pins > 0; });
-  while (victims.size() < frames_needed - free && !own.empty()) {
-    victims.push_back(own.back());
+  while (victims.slots.size() < frames_needed - free && !own.empty()) {
+    victims.slots.push_back(own.back());
     own.pop_back();
   }
-  if (victims.size() == frames_needed - free) return victims;
+  if (victims.slots.size() == frames_needed - free) {
+    stats_.blocks_beyond_plan += victims.beyond_plan;
+    return victims.slots;
+  }
   Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
+  const Bytes missing = (frames_needed - free - victims.slots.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
     const bool holds =
@@ -90,13 +94,13 @@ void Device::start(Tenant& tenant, const std::vector<Region*>& entered) {
     for (auto& slot : region->slots) slot.host_valid = false;
   }
   tenant.running = true;
-  tenant.last_turn = ++turn_;
+  tenant.last_turn = ++turns_.now;
   tenant.refresh_states();
 }
 
 void Device::stop(Tenant& tenant) {
   tenant.running = false;
-  tenant.last_turn = ++turn_;
+  tenant.last_turn = ++turns_.now;
 }
 
 SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
@@ -107,7 +111,7 @@ SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_
 SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
                                const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
                                const Tags& tags) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
@@ -131,6 +135,9 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   auto ins = missing_slots(*incoming);
   std::erase_if(ins, [](const SlotRef& ref) { return !ref.region->selected; });
   auto report = bring_in(ins, outgoing_ran ? outgoing : nullptr, *incoming, drain_timeout_s);
+  for (const auto& tenant : {incoming, outgoing}) {
+    if (tenant != nullptr) report.bytes_background += std::exchange(tenant->background_bytes, 0);
+  }
   selection.keep();
   start(*incoming, entering);
   ++stats_.switches;
@@ -174,7 +181,7 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
 
 SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
                              const Tags& tags) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
@@ -207,6 +214,7 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
     selection.keep();
     tenant->refresh_states();
+    report.bytes_background = std::exchange(tenant->background_bytes, 0);
     ++stats_.switches;
     return report;
   } catch (const Refusal&) {
@@ -236,16 +244,18 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
                               double drain_timeout_s) {
   const auto now = driver_->table.now_ns;
   SwitchReport report;
-  report.started_ns = now();
+  report.started_ns = operation_began_ns_;  // waiting for the background's chunk is draining too
   if (incoming != nullptr) report.incoming = incoming->label();
   if (outgoing != nullptr) report.outgoing.push_back(outgoing->label());
-  if (outgoing != nullptr || !outs.empty()) {
-    try {
+  try {
+    background_->require_settled();
+    if (outgoing != nullptr || !outs.empty()) {
       drain_->wait(drain_timeout_s);
-    } catch (const DriverError&) {
-      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
-      throw;
+      turns_.drained = turns_.now;  // of all who do not run: their work is complete
     }
+  } catch (const DriverError&) {
+    if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+    throw;
   }
   const std::int64_t drained = now();
   report.drain_s = seconds_between(report.started_ns, drained);
@@ -261,6 +271,9 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
     tenant->refresh_states();
     concerned_bytes += tenant->slots() * block_bytes_;
     if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->label());
+  }
+  if (report.bytes_out > 0 && report.bytes_in > 0) {
+    report.mode = engine_->sequential() ? "sequential" : "duplex";
   }
   report.bytes_skipped =
       concerned_bytes - std::min(concerned_bytes, report.bytes_out + report.bytes_in);
