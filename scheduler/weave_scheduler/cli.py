@@ -30,6 +30,7 @@ from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
     Table,
     bench_table,
+    drift_table,
     job_table,
     pool_table,
     profile_table,
@@ -202,7 +203,8 @@ def run(
     folder = None if out is None else Path(out)
     outcome = run_spec(spec, folder, mode, Screen(debug=debug), profile)  # type: ignore[arg-type]
     summary = outcome.summary
-    _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
+    tables = [job_table, pool_table, drift_table, total_table]
+    _show(summary, [make(summary) for make in tables], as_json)
     for note in outcome.notes:
         _say(f"note: {note}", as_json)
     for complaint in outcome.complaints:
