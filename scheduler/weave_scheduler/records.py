@@ -110,9 +110,9 @@ class RunRecord:
     devices: list[DeviceRecord]
     jobs: list[JobRecord] = field(default_factory=list)
     slices: list[SliceRecord] = field(default_factory=list)
-    drifts: list[DriftRecord] = field(default_factory=list)
     end_ns: int = 0
     started_at: str = ""
+    drifts: list[DriftRecord] = field(default_factory=list)
 
     @property
     def wall_s(self) -> float:
