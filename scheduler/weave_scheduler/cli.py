@@ -36,6 +36,7 @@ from weave_scheduler.tables import (
     profile_table,
     total_table,
 )
+from weave_scheduler.tracecommand import trace_app
 
 __all__ = ["app", "main"]
 
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=TyperGroup)
 app.add_typer(bench_app, name="bench")
+app.add_typer(trace_app, name="trace")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
