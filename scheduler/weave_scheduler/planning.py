@@ -11,10 +11,16 @@ from weave_rt.conditions import now_utc
 from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
 from weave_scheduler.document import SpecError
-from weave_scheduler.outdir import write_whole
+from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.plan import make_plan, one_group
 from weave_scheduler.plandrawing import draw_group
-from weave_scheduler.planinput import job_model, job_models, pool_models, settings_of
+from weave_scheduler.planinput import (
+    check_quantile,
+    job_model,
+    job_models,
+    pool_models,
+    settings_of,
+)
 from weave_scheduler.plantables import decision_table, plan_tables, short_plan
 from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.profile import read_profile, with_profile
@@ -23,6 +29,9 @@ from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
 
 __all__ = ["Shown", "plan_file", "run_plan"]
+
+
+_DRAWN = 20  # groups, at most
 
 
 @dataclass(slots=True)
@@ -72,16 +81,32 @@ def plan_file(
 def _decision_in(path: Path) -> dict[str, Any] | None:
     """The content where the file is JSON with a format of ours; None where it is a spec."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _is_trace(text):
+            raise SpecError(f"{path}: is a trace; weave plan takes a spec or a decision")
+        content = json.loads(text)
+    except SpecError:
+        raise
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and "format" in content else None
 
 
+def _is_trace(text: str) -> bool:
+    try:
+        head = json.loads(text.split("\n", 1)[0])
+    except ValueError:
+        return False
+    return isinstance(head, dict) and head.get("format") == "weave-trace"
+
+
 def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:
+    if snapshot is not None:
+        check_target(snapshot, "--snapshot")
     loaded = load_spec(path)
     if profile is not None:
         loaded = with_profile(loaded, read_profile(profile))
+    check_quantile(loaded)
     settings = settings_of(loaded.spec)
     pools = pool_models(loaded)
     jobs = job_models(loaded)
@@ -94,16 +119,18 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
     tables = plan_tables(record)
     lines: list[str] = []
     worst = settings.mode == "worst-case"
-    for resident, group in zip(plan.residents, plan.record["groups"], strict=True):
+    for resident, group in list(zip(plan.residents, plan.record["groups"], strict=True))[:_DRAWN]:
         order = [group["jobs"].index(name) for name in group["order"]] if "order" in group else None
         lines += [f"group {resident.id}, planned durations:"]
         lines += draw_group(resident.group, settings.intra, group["period_s"], order, worst=worst)
         lines.append("")
+    if len(plan.residents) > _DRAWN:
+        lines += [f"and {len(plan.residents) - _DRAWN} groups more, not drawn", ""]
     if plan.explained is not None and why is not None:
         decision = plan.explained.as_dict()
         record["why"] = decision
         tables.append(decision_table(decision))
-        lines.append(_where(decision))
+        lines.append(_where(decision) + _held_back(decision, plan.record["waiting"]))
         lines += [f"{reason}" for reason in plan.explained.ruled_out]
     if snapshot is not None:
         content = {"format": "weave-decision", "version": 1, "conditions": block, **plan.snapshot}
@@ -118,6 +145,12 @@ def _where(decision: dict[str, Any]) -> str:
         return f"job {decision['job']} {decision['reason']}"
     group = "a group of its own" if chosen["group"] is None else f"group {chosen['group']}"
     return f"job {decision['job']}: {chosen['kind']}, {group}, by {chosen['verdict']['by']}"
+
+
+def _held_back(decision: dict[str, Any], waiting: list[dict[str, str]]) -> str:
+    """Where the policy has a place, but others are in line before the job."""
+    reasons = [one["reason"] for one in waiting if one["job"] == decision["job"]]
+    return f"; but it {reasons[0]}" if reasons and decision["chosen"] is not None else ""
 
 
 def run_plan(
