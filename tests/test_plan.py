@@ -171,6 +171,16 @@ class TestHere:
         spec.write_text(text)
         assert "job w waits" in self.plan(spec, "--why", "w")
 
+    def test_a_regrouping_is_weighed(self, spec):
+        text = SPEC.replace("slo: 1.6", "slo: 1.3") + "scheduler: {regroup_horizon: HOURS}\n"
+        spec.write_text(text.replace("HOURS", "240h"))
+        assert "regrouping: would" in self.plan(spec)
+        record = json.loads(self.plan(spec, "--json"))["regrouping"]
+        assert record["horizon_h"] == 240
+        assert record["worth"] == (record["saving_per_h"] * 240 > record["cost"])
+        spec.write_text(text.replace("HOURS", "0h"))
+        assert "regroup_horizon: '0h' is too short" in self.plan(spec, code=2)
+
     def test_only_some_groups_are_drawn(self, spec):
         one = "  - {{name: j{}, kind: synthetic, iterations: 9, slo: 1, phases: {{rollout: 9s}}}}"
         jobs = "\n".join(one.format(at) for at in range(22))

@@ -33,12 +33,14 @@ class Plan:
     """A plan as a record, and the groups it is about.
 
     Attributes:
+        desk: where the jobs are.
         explained: the decision about the job that was asked for, every candidate judged.
         snapshot: what the policy saw when it decided about that job, without ``conditions``.
     """
 
     record: dict[str, Any]
     residents: list[Resident]
+    desk: Desk
     explained: Decision | None = None
     snapshot: dict[str, Any] = field(default_factory=dict)
 
@@ -79,7 +81,7 @@ def make_plan(
         "refused": refused,
         "totals": _totals(desk.cluster, jobs),
     }
-    return Plan(record, residents, explained, taken)
+    return Plan(record, residents, desk, explained, taken)
 
 
 def _totals(cluster: Cluster, jobs: Sequence[JobModel]) -> dict[str, Any]:

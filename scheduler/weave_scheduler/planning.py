@@ -12,7 +12,7 @@ from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
-from weave_scheduler.plan import make_plan, one_group
+from weave_scheduler.plan import Plan, make_plan, one_group
 from weave_scheduler.plandrawing import draw_group
 from weave_scheduler.planinput import (
     check_quantile,
@@ -22,11 +22,14 @@ from weave_scheduler.planinput import (
     settings_of,
 )
 from weave_scheduler.plantables import decision_table, plan_tables, short_plan
+from weave_scheduler.policies.regroup import regroup
 from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.profile import read_profile, with_profile
+from weave_scheduler.spec import SchedulerSpec
 from weave_scheduler.specfile import SpecFile, load_spec
 from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
+from weave_scheduler.units import format_duration, format_money
 
 __all__ = ["Shown", "plan_file", "run_plan"]
 
@@ -126,6 +129,9 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
         lines.append("")
     if len(plan.residents) > _DRAWN:
         lines += [f"and {len(plan.residents) - _DRAWN} groups more, not drawn", ""]
+    if loaded.spec.scheduler.regroup_horizon is not None:
+        record["regrouping"], said = _regrouping(loaded.spec.scheduler, plan)
+        lines.append(said)
     if plan.explained is not None and why is not None:
         decision = plan.explained.as_dict()
         record["why"] = decision
@@ -137,6 +143,29 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
         write_whole(snapshot, json.dumps(content, indent=2) + "\n")
         lines.append(f"written: {snapshot}")
     return Shown(record, tables, lines)
+
+
+def _regrouping(scheduler: SchedulerSpec, plan: Plan) -> tuple[dict[str, Any], str]:
+    """What placing all jobs anew would move, save and cost; the plan itself stays."""
+    hours = (scheduler.regroup_horizon or 0.0) / 3600
+    found = regroup(
+        plan.desk.cluster, plan.desk.policy, horizon_h=hours, migrate_s=scheduler.regroup_migrate
+    )
+    record = {
+        "moved": list(found.moved),
+        "saving_per_h": found.saving_per_h,
+        "cost": found.cost,
+        "horizon_h": hours,
+        "worth": found.worth,
+    }
+    if not found.moved:
+        return record, "regrouping: would move nobody"
+    return record, (
+        f"regrouping: would move {', '.join(found.moved)}; saves"
+        f" {format_money(found.saving_per_h)} per hour, costs {format_money(found.cost)} once:"
+        f" {'worth it' if found.worth else 'not worth it'} over"
+        f" {format_duration(hours * 3600)}"
+    )
 
 
 def _where(decision: dict[str, Any]) -> str:

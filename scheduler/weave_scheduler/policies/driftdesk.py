@@ -148,6 +148,7 @@ class DriftDesk:
             if not verdict.admitted or verdict.order != ring:
                 return False
         self._desk.cluster.residents[resident.id] = replace(resident, order=ring)
+        self._desk.cluster.changed.add(resident.id)
         return True
 
     def _settle(
