@@ -379,6 +379,21 @@ def test_jobs_too_uneven_to_be_simulated_are_judged_by_a_bound(mode):
             assert decision.chosen.kind == kind
 
 
+def test_uneven_jobs_with_drawn_durations_are_not_admitted_by_their_means():
+    generator = rng(5)
+    long, short = (scheduling.noisy_job(name, generator) for name in "ab")
+    laws = [replace(p, law=Lognormal(p.law.mean_s * 1e6, 0.2)) for p in long.phases]
+    members = tuple(
+        Member(replace(one, slo=slo), Placement((at,), (0,)))
+        for at, (one, slo) in enumerate(((replace(long, phases=tuple(laws)), 99.0), (short, None)))
+    )
+    verdict = judge(Group(members, (0, 1), (0,)), Settings(mode="quantile"))
+    assert not verdict.admitted
+    assert "differ" in verdict.reason
+    free = tuple(replace(one, job=replace(one.job, slo=None)) for one in members)
+    assert judge(Group(free, (0, 1), (0,)), Settings(mode="quantile")).admitted
+
+
 def test_a_job_without_limit_packs_anywhere():
     cluster = Cluster(pools())
     cluster.place(job("a", 300.0, 50.0, None), Placement((0,), (0,)), None)
