@@ -32,9 +32,9 @@ INCLUDES = {
 
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
-    "barrierstate", "commands", "cycleratio", "document", "eventkernel", "events", "groupmath",
-    "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo", "plan",
-    "plandrawing", "planinput", "plantables", "pools",
+    "barrierstate", "chainkernel", "commands", "cycleratio", "document", "eventkernel", "events",
+    "groupmath", "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo",
+    "plan", "plandrawing", "planinput", "plantables", "pools",
     "recursion", "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
 )  # fmt: skip
 DECIDING_FOLDERS = ("exact", "policies")

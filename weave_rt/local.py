@@ -236,6 +236,12 @@ class LocalRuntime:
         scan met (GrowthRefused, say), for the caller to raise where that does no harm."""
         return self._release(grant, ok)
 
+    def outside(
+        self, job: str, phase: str, step: int | None, start_ns: int, end_ns: int, ok: bool
+    ) -> None:
+        """A phase has ended that held no device."""
+        self._notify(Slice("phase", job, phase, step, (), start_ns, end_ns, ok=ok))
+
     def progress(self, job: str, phase: str, done: int, total: int) -> None:
         """How far a phase is. For policies that act on it; this runtime does not."""
 
@@ -272,10 +278,14 @@ class LocalRuntime:
         report: dict[str, Any] | None = None,
         ok: bool = True,
     ) -> None:
+        where = grant.devices if devices is None else devices
+        self._notify(
+            Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
+        )
+
+    def _notify(self, item: Slice) -> None:
         if self.observer is None:
             return
-        where = grant.devices if devices is None else devices
-        item = Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
         try:
             self.observer(item)
         except Exception:  # an observer is foreign code and only looks on

@@ -30,11 +30,13 @@ from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
     Table,
     bench_table,
+    drift_table,
     job_table,
     pool_table,
     profile_table,
     total_table,
 )
+from weave_scheduler.tracecommand import trace_app
 
 __all__ = ["app", "main"]
 
@@ -48,6 +50,7 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=TyperGroup)
 app.add_typer(bench_app, name="bench")
+app.add_typer(trace_app, name="trace")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -202,7 +205,8 @@ def run(
     folder = None if out is None else Path(out)
     outcome = run_spec(spec, folder, mode, Screen(debug=debug), profile)  # type: ignore[arg-type]
     summary = outcome.summary
-    _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
+    tables = [job_table, pool_table, drift_table, total_table]
+    _show(summary, [make(summary) for make in tables], as_json)
     for note in outcome.notes:
         _say(f"note: {note}", as_json)
     for complaint in outcome.complaints:

@@ -15,12 +15,13 @@ from weave_scheduler.groupmath import Turn, closed_form, longest_phases, mean_ph
 from weave_scheduler.groupsim import simulated_iterations
 from weave_scheduler.model import POOLS, Group, JobModel, Member, Placement, PoolModel
 from weave_scheduler.planinput import UNKNOWN_BYTES
-from weave_scheduler.policies.admission import judge
+from weave_scheduler.policies.admission import judge, laps
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Decision, Verdict
 from weave_scheduler.policies.desk import Desk
 from weave_scheduler.policies.memory import host_bytes
 from weave_scheduler.policies.names import policy_of
+from weave_scheduler.policies.quick import MOST_LAPS
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.policies.snapshot import snapshot
 
@@ -32,12 +33,14 @@ class Plan:
     """A plan as a record, and the groups it is about.
 
     Attributes:
+        desk: where the jobs are.
         explained: the decision about the job that was asked for, every candidate judged.
         snapshot: what the policy saw when it decided about that job, without ``conditions``.
     """
 
     record: dict[str, Any]
     residents: list[Resident]
+    desk: Desk
     explained: Decision | None = None
     snapshot: dict[str, Any] = field(default_factory=dict)
 
@@ -78,7 +81,7 @@ def make_plan(
         "refused": refused,
         "totals": _totals(desk.cluster, jobs),
     }
-    return Plan(record, residents, explained, taken)
+    return Plan(record, residents, desk, explained, taken)
 
 
 def _totals(cluster: Cluster, jobs: Sequence[JobModel]) -> dict[str, Any]:
@@ -124,7 +127,10 @@ def group_record(
         verdict = judge(group, settings, resident.order)
     order = verdict.order if verdict.order is not None else resident.order
     mean_turns = turns_of(group, mean_phases)
-    means = [float(one) for one in simulated_iterations(mean_turns, settings.intra, order=order)]
+    means: list[float | None] = [None] * len(mean_turns)  # absent where that cannot be simulated
+    if settings.intra != "fifo" or laps(mean_turns) <= MOST_LAPS:
+        found = simulated_iterations(mean_turns, settings.intra, order=order)
+        means = [float(one) for one in found]
     turns = turns_of(group, longest_phases) if settings.mode == "worst-case" else mean_turns
     iterations = list(verdict.iterations_s)
     record: dict[str, Any] = {
@@ -155,16 +161,16 @@ def group_record(
     return record
 
 
-def _member_record(member: Member, planned: float, mean: float) -> dict[str, Any]:
+def _member_record(member: Member, planned: float, mean: float | None) -> dict[str, Any]:
     job = member.job
     record: dict[str, Any] = {
         "name": job.name,
         "rollout": list(member.placement.rollout),
         "train": list(member.placement.train),
         "iteration_s": planned,
-        "iteration_mean_s": mean,
-        "slowdown_mean": mean / job.solo_mean_s,
     }
+    if mean is not None:
+        record |= {"iteration_mean_s": mean, "slowdown_mean": mean / job.solo_mean_s}
     if all(phase.law.max_s is not None for phase in job.phases):
         record["slowdown_worst"] = planned / job.solo_max_s
     if job.slo is not None:

@@ -11,22 +11,36 @@ from weave_scheduler.document import SpecError
 from weave_scheduler.laws import POOLS_OF
 from weave_scheduler.liveorder import turn_phases
 from weave_scheduler.model import Degree, JobModel, Need, Node, Phase, PoolModel
+from weave_scheduler.montecarlo import least_draws
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["UNKNOWN_BYTES", "job_model", "job_models", "pool_models", "settings_of"]
+__all__ = [
+    "MOST_DRAWS",
+    "UNKNOWN_BYTES",
+    "check_quantile",
+    "job_model",
+    "job_models",
+    "pool_models",
+    "settings_of",
+]
 
 #: Host memory of a node that the spec does not give: more than any need.
 UNKNOWN_BYTES = 2**62
+
+#: Joint draws of a test in mode ``quantile``, at most.
+MOST_DRAWS = 5000
 
 _DISCARDED = ("kv_cache", "scratch")  # tags whose bytes do not survive a suspend by default
 
 
 def settings_of(spec: Spec) -> Settings:
-    """The policy's settings from the ``scheduler`` keys."""
+    """The policy's settings from the ``scheduler`` keys, with the draws that the quantile needs."""
     scheduler = spec.scheduler
+    needed = least_draws(scheduler.quantile, scheduler.confidence)
     return Settings(
+        replications=max(Settings().replications, needed),
         intra=scheduler.intra,
         mode=scheduler.mode,
         quantile=scheduler.quantile,
@@ -34,6 +48,18 @@ def settings_of(spec: Spec) -> Settings:
         max_group=scheduler.max_group,
         require_unsaturated_after=scheduler.require_unsaturated_after,
     )
+
+
+def check_quantile(loaded: SpecFile) -> None:
+    """Raises SpecError where the quantile needs more joint draws than a plan makes."""
+    scheduler = loaded.spec.scheduler
+    needed = least_draws(scheduler.quantile, scheduler.confidence)
+    if scheduler.mode == "quantile" and needed > MOST_DRAWS:
+        raise loaded.error(
+            f"{scheduler.quantile} at confidence {scheduler.confidence} needs {needed} joint draws;"
+            f" allowed: up to {MOST_DRAWS}, like 0.999 at 0.95",
+            *("scheduler", "quantile"),
+        )
 
 
 def pool_models(loaded: SpecFile, *, priced: bool = True) -> dict[str, PoolModel]:

@@ -56,7 +56,7 @@ def _jobs(groups: list[Row]) -> Table:
             _nodes(job["train"]),
             format_duration(job["iteration_s"]),
             _ratio(job.get("slowdown_worst")),
-            _ratio(job["slowdown_mean"]),
+            _ratio(job.get("slowdown_mean")),
             _ratio(job.get("slo")),
         ]
         for group in groups
@@ -132,7 +132,7 @@ def short_plan(group: Row) -> list[str]:
     """What ``weave run`` says before it starts: the period, and each job against its limit."""
     jobs = []
     for job in group["members"]:
-        slowdown = job.get("slowdown_worst", job["slowdown_mean"])
+        slowdown = job.get("slowdown_worst", job.get("slowdown_mean", 0.0))
         limit = f" of {job['slo']:g}" if "slo" in job else ""
         jobs.append(f"{job['name']} {slowdown:.2f}{limit}")
     many = len(group["members"]) > 1

@@ -11,6 +11,7 @@ from weave_scheduler.units import format_bytes, format_duration, format_money
 __all__ = [
     "Table",
     "bench_table",
+    "drift_table",
     "job_table",
     "moved",
     "pool_table",
@@ -105,6 +106,25 @@ def total_table(summary: Row) -> Table:
             ("bytes in", "bytes_in", format_bytes),
             ("cost", "cost", format_money),
             ("cost alone", "cost_solo", format_money),
+        ],
+    )
+
+
+def drift_table(summary: Row) -> Table:
+    """The phases that left their plan."""
+    return _table(
+        "Drift (a phase that left its plan)",
+        summary.get("drift", []),
+        [
+            ("job", "job", str),
+            ("phase", "phase", str),
+            ("after iteration", "iteration", str),
+            ("planned mean", "planned_mean_s", format_duration),
+            ("measured mean", "measured_mean_s", format_duration),
+            ("above the max", "above_max", str),
+            ("submitted again", "resubmitted", _yes),
+            ("waited", "waited_s", format_duration),
+            ("reason", "reason", str),
         ],
     )
 
