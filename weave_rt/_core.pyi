@@ -121,6 +121,17 @@ class Device:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
         once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
         on. pre: no tenant holds blocks on the device."""
+    def use_calibration(self, values: dict[str, float]) -> None:
+        """Take over what `calibrate` returned for such a device on this host before; see
+        :mod:`weave_rt.calibration`. Raises UsageError for rates that are not more than 0."""
+    @property
+    def calibration(self) -> dict[str, float]:
+        """What reports are held against, as `calibrate` returns it; empty before."""
+    def attributes(self) -> dict[str, int]:
+        """What the driver says about the device: integrated (one memory with the host),
+        compute_mode (0 is default), async_engines, virtual_memory_management, posix_fd_handles,
+        gpudirect_rdma_with_vmm, mps_enabled, host_numa_id, pci_domain, pci_bus, pci_device. What
+        this driver does not know is absent."""
     def plain_copy(self, bytes_out: int, bytes_in: int) -> float:
         """Seconds for plain pinned copies of so many bytes (in whole blocks) out and in at once,
         without the engine: the yardstick of the benchmarks. Its memory is kept until the

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weave_rt import calibration
 from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
-from weave_rt.errors import UsageError
+from weave_rt.errors import HostMemoryError, UsageError
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.tenant import Tenant
 
@@ -110,6 +111,9 @@ class LocalRuntime:
             ]
         if not self._devices:
             raise UsageError("a runtime needs at least one device")
+        for device in self._devices.values():
+            if not device.calibration:  # so that reports have a limit where one is known
+                calibration.recall(device)
         self.permits = Permits(policy)
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
@@ -316,8 +320,17 @@ def _open(rollout: str, train: str) -> LocalRuntime:
                 if device not in opened:
                     opened.append(device)
                 pools[pool].append(device)
+        _calibrate(opened)
         return LocalRuntime(pools)
     except BaseException:
         for device in opened:
             device.close()
         raise
+
+
+def _calibrate(devices: Sequence[Device]) -> None:
+    try:
+        for device in devices:
+            calibration.calibrated(device)
+    except HostMemoryError as error:  # the jobs may still fit
+        log.info("switches are reported without a limit: %s", error)

@@ -63,6 +63,11 @@ class Device {
   // Measure the link with plain copies of up to `bytes` per direction; reports carry limit_s from
   // then on. pre: no tenant holds frames. Throws UsageError, DriverError.
   LinkRates calibrate(Bytes bytes);
+  // Take over rates that calibrate() gave on such a device before. Throws UsageError if they are
+  // none.
+  void use_rates(const LinkRates& rates);
+  // What reports are held against: empty until calibrate() or use_rates().
+  std::optional<LinkRates> rates() const;
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
   double plain_copy(Bytes bytes_out, Bytes bytes_in);

@@ -99,6 +99,18 @@ LinkRates Device::calibrate(Bytes bytes) {
   return *rates_;
 }
 
+void Device::use_rates(const LinkRates& rates) {
+  if (!is_plausible(rates)) throw UsageError("rates of a link are bytes per second, more than 0");
+  const std::lock_guard lock(mutex_);
+  require_open();
+  rates_ = rates;
+}
+
+std::optional<LinkRates> Device::rates() const {
+  const std::lock_guard lock(mutex_);
+  return rates_;
+}
+
 double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
   const std::lock_guard lock(mutex_);
   require_open();

@@ -1,8 +1,16 @@
 #include "core/report.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 
 namespace weave {
+
+bool is_plausible(const LinkRates& rates) {
+  return std::ranges::all_of(
+      std::initializer_list<double>{rates.h2d, rates.d2h, rates.h2d_duplex, rates.d2h_duplex},
+      [](double rate) { return std::isfinite(rate) && rate > 0; });
+}
 
 double limit_seconds(const LinkRates& rates, Bytes out, Bytes in) {
   const auto out_bytes = static_cast<double>(out);

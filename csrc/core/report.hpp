@@ -35,6 +35,9 @@ inline double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
   return static_cast<double>(end_ns - begin_ns) / 1e9;
 }
 
+// Positive and finite, all of them: what a measurement gives. Else somebody wrote it.
+bool is_plausible(const LinkRates& rates);
+
 // The shortest time in which the link can move these bytes: both directions at their duplex rates
 // until the shorter is done, then the rest one way.
 double limit_seconds(const LinkRates& rates, Bytes out, Bytes in);
