@@ -35,7 +35,7 @@ from weave_rt import (
 )
 
 BLOCK = 4096
-TINY = "emulated:h20?scale=4096&speed=1000&block=4KiB&granularity=4KiB&context=4KiB"
+TINY = "emulated:h20?scale=4096&speed=100&block=4KiB&granularity=4KiB&context=4KiB"
 SIXTEEN = f"{TINY}&capacity=72KiB"  # blocks for tenants
 
 Opening = Callable[[str], Device]
@@ -483,7 +483,7 @@ def test_memory_goes_back_to_the_device_it_came_from(open_checked: Opening) -> N
 @pytest.mark.parametrize("granularity", [4096, 65536, 2 << 20])
 def test_sizes_are_rounded_to_what_the_device_says(open_checked: Opening, granularity: int) -> None:
     device = open_checked(
-        "emulated:h20?scale=4096&speed=1000&capacity=32MiB"
+        "emulated:h20?scale=4096&speed=100&capacity=32MiB"
         f"&granularity={granularity}&block={granularity}"
     )
     assert device.block_bytes % granularity == 0

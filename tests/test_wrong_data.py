@@ -17,7 +17,7 @@ import weave_rt
 from weave_rt import Device, Job, LocalRuntime, NotResident, StaleWeights, Tenant, UsageError, _core
 
 BLOCK = 16384
-TINY = "emulated:h20?scale=4096&speed=1000&capacity=72KiB&block=4KiB&granularity=4KiB&context=4KiB"
+TINY = "emulated:h20?scale=4096&speed=100&capacity=72KiB&block=4KiB&granularity=4KiB&context=4KiB"
 
 
 class Disturbed:
