@@ -56,6 +56,7 @@ Device::Device(DriverRef driver, Options options)
   host_pool_ = options.host_pool != nullptr
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
+  host_pool_->expect_unit(block_bytes_);
   frames_ = std::make_unique<Frames>(driver_, block_bytes_, blocks,
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
@@ -322,6 +323,10 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   drop_slots(*tenant, engine_->settle());
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
+  // Its pieces are of no use to another job.
+  if (std::ranges::none_of(tenants_, [&](const auto& own) { return own->job == tenant->job; })) {
+    host_pool_->trim(tenant->job);
+  }
 }
 
 void Device::close() noexcept {
@@ -349,6 +354,7 @@ void Device::close() noexcept {
     frames_.reset();
     driver_->retry_buried();
   }
+  host_pool_->trim();
   host_pool_.reset();
   context_.reset();
   driver_->retry_buried();
