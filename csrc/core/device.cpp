@@ -72,7 +72,8 @@ bool Device::closed() const {
 
 Bytes Device::usable() const {
   const std::lock_guard lock(mutex_);
-  return frames_ == nullptr ? 0 : static_cast<Bytes>(frames_->total()) * block_bytes_;
+  if (frames_ == nullptr) return 0;
+  return static_cast<Bytes>(frames_->total() - frames_->released()) * block_bytes_;
 }
 
 Device::Stats Device::stats() const {
@@ -82,6 +83,7 @@ Device::Stats Device::stats() const {
     stats.blocks_created = frames_->created();
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
+    stats.blocks_released = frames_->released();
   }
   return stats;
 }

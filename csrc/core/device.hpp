@@ -32,6 +32,8 @@ class Device {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
     std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
     Bytes bytes_out = 0, bytes_in = 0;
+    int blocks_released = 0;  // given back by trim() and not created again
+    Bytes bytes_trimmed = 0;  // ever
   };
 
   // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
@@ -66,6 +68,12 @@ class Device {
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
   double plain_copy(Bytes bytes_out, Bytes bytes_in);
+
+  // Give device memory back to the driver for others: free blocks, and where those are not enough
+  // what idle tenants can discard. Returns the bytes that the driver has taken back, which may be
+  // fewer. Blocks are created again when somebody needs them and the driver has the memory; until
+  // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
+  Bytes trim(Bytes bytes);
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later

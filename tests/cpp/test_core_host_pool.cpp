@@ -207,7 +207,7 @@ TEST(a_forked_child_cannot_touch_pinned_memory) {
   *byte = 7;
   const pid_t child = fork();
   if (child == 0) {
-    struct sigaction plain {};
+    struct sigaction plain{};
     plain.sa_handler = SIG_DFL;
     sigaction(SIGSEGV, &plain, nullptr);
     *byte = 9;
