@@ -189,9 +189,7 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
 
 // Growing and allocating are for a tenant whose phase holds the device.
 void Device::require_running(const Region& region) const {
-  const auto tenant = region.tenant.lock();
-  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
-  require_usable(*tenant);
+  const auto tenant = require_tenant(region);
   if (tenant->running) return;
   Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
                                                    " must run to grow its region " + region.tag +
@@ -215,6 +213,7 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
     offset = region->take(bytes, alignment);
   }
   WEAVE_ASSERT(offset.has_value(), "a region grew and still had no room");
+  region->invalidate_host(*offset, bytes);
   return std::make_shared<Span>(region, *offset, bytes);
 }
 
@@ -254,7 +253,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy == Policy::keep)
+  if (region->policy != Policy::discard)
     extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
@@ -289,6 +288,7 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
   for (const auto& region : tenant.regions) {
     for (auto& slot : region->slots) {
       slot.mapping = Mapping{};
+      slot.frame_valid = false;
       const FrameId frame = std::exchange(slot.frame, kNoFrame);
       if (!settled) {
         if (slot.host) limbo_.extents.push_back(std::move(slot.host));

@@ -53,6 +53,18 @@ class Device {
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
 
+  // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
+  // later departures move nothing out. New space in it is copied out once more. Both are for keep
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  void mark_clean(const std::shared_ptr<Region>& region);
+  void mark_dirty(const std::shared_ptr<Region>& region);
+  // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
+  // suspending the tenant throws Refusal (region_pinned). unpin() throws UsageError at 0.
+  void pin(const std::shared_ptr<Region>& region);
+  void unpin(const std::shared_ptr<Region>& region);
+  // What blocks hold that come to a discard region from now on, by memsets within the switch.
+  void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+
   SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
@@ -103,6 +115,8 @@ class Device {
   void require_open() const;
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
+  std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void require_unpinned(const Tenant& tenant) const;
   void retry_unfinished() noexcept;
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
