@@ -169,8 +169,8 @@ class Tenant:
     @property
     def regions(self) -> list[Region]: ...
     def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
-        """Get or create the region of a tag; policy ``keep`` or ``discard``. reserve_bytes: the
-        largest size it may ever have, 0 for all that the device has."""
+        """Get or create the region of a tag; policy ``keep``, ``reload`` or ``discard``.
+        reserve_bytes: the largest size it may ever have, 0 for all that the device has."""
     def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
         """Bring everything in and run; idle tenants give up what is needed. Running already:
         a counted no-op."""
@@ -208,6 +208,24 @@ class Region:
     def allocate(self, bytes: int, alignment: int = 512) -> Span:
         """Space in the region, growing it by whole blocks. Raises GrowthRefused, HostMemoryError,
         NotResident when the tenant does not run."""
+    def mark_clean(self) -> None:
+        """Promise not to change the bytes until :meth:`mark_dirty`: they are copied out once, and
+        later departures move nothing out. New space is copied out once more. ``keep`` only."""
+    def mark_dirty(self) -> None:
+        """Take the promise back before writing: host copies are out of date from now on."""
+    def pin(self) -> None:
+        """Keep the blocks on the device (a NIC or a peer has registered them), until as many
+        :meth:`unpin`. Suspending the tenant raises RegionPinned meanwhile."""
+    def unpin(self) -> None: ...
+    def set_fill(self, fill: str) -> None:
+        """What a block holds that comes to this ``discard`` region: ``none`` (whatever was there),
+        ``zero``, or ``poison`` (0xA5, so that a read before the first write is noticed)."""
+    @property
+    def fill(self) -> str: ...
+    @property
+    def clean(self) -> bool: ...
+    @property
+    def pins(self) -> int: ...
 
 @final
 class Span:

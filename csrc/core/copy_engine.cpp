@@ -38,34 +38,47 @@ void CopyEngine::end(Lane& lane, std::size_t index) {
             cu::Call::event_record);
 }
 
+// The next outgoing chunk.
+void CopyEngine::issue_out(std::span<const Chunk> outs, Progress& progress) {
+  const std::size_t index = progress.outs_issued;
+  const Chunk& chunk = outs[index];
+  begin(out_, index);
+  cu::check(table_.memcpy_dtoh_async(chunk.host, chunk.device, chunk.bytes, out_.stream.raw()),
+            cu::Call::memcpy_dtoh_async, chunk.bytes);
+  progress.outs_issued = index + 1;
+  end(out_, index);
+}
+
+void CopyEngine::issue_in(const Chunk& chunk, Progress& progress) {
+  const std::size_t index = progress.ins_issued;
+  begin(in_, index);
+  // A chunk a whole window back is known to be complete: begin() has waited for it.
+  if (chunk.after >= 0 && static_cast<std::size_t>(chunk.after) + kWindow >= progress.outs_issued) {
+    const auto after = static_cast<std::size_t>(chunk.after);
+    WEAVE_ASSERT(after < progress.outs_issued, "an incoming chunk overtook the outgoing one");
+    cu::check(table_.stream_wait_event(in_.stream.raw(), out_.done[after % kWindow]->raw(), 0),
+              cu::Call::stream_wait_event);
+  }
+  // Counted before the call: a submission that fails may still have been accepted.
+  progress.ins_issued = index + 1;
+  if (chunk.fill >= 0) {
+    cu::check(table_.memset_d8_async(chunk.device, static_cast<unsigned char>(chunk.fill),
+                                     chunk.bytes, in_.stream.raw()),
+              cu::Call::memset_d8_async, chunk.bytes);
+  } else {
+    cu::check(table_.memcpy_htod_async(chunk.device, chunk.host, chunk.bytes, in_.stream.raw()),
+              cu::Call::memcpy_htod_async, chunk.bytes);
+  }
+  end(in_, index);
+}
+
 void CopyEngine::run(std::span<const Chunk> outs, std::span<const Chunk> ins, Progress& progress) {
   out_.timed = in_.timed = false;
   for (std::size_t index = 0; index < std::max(outs.size(), ins.size()); ++index) {
-    if (index < outs.size()) {
-      const Chunk& chunk = outs[index];
-      begin(out_, index);
-      cu::check(table_.memcpy_dtoh_async(chunk.host, chunk.device, chunk.bytes, out_.stream.raw()),
-                cu::Call::memcpy_dtoh_async, chunk.bytes);
-      progress.outs_issued = index + 1;
-      end(out_, index);
-    }
-    if (index < ins.size()) {
-      const Chunk& chunk = ins[index];
-      begin(in_, index);
-      // A chunk a whole window back is known to be complete: begin() has waited for it.
-      if (chunk.after >= 0 &&
-          static_cast<std::size_t>(chunk.after) + kWindow >= progress.outs_issued) {
-        const auto after = static_cast<std::size_t>(chunk.after);
-        WEAVE_ASSERT(after < progress.outs_issued, "an incoming chunk overtook the outgoing one");
-        cu::check(table_.stream_wait_event(in_.stream.raw(), out_.done[after % kWindow]->raw(), 0),
-                  cu::Call::stream_wait_event);
-      }
-      // Counted before the call: a submission that fails may still have been accepted.
-      progress.ins_issued = index + 1;
-      cu::check(table_.memcpy_htod_async(chunk.device, chunk.host, chunk.bytes, in_.stream.raw()),
-                cu::Call::memcpy_htod_async, chunk.bytes);
-      end(in_, index);
-    }
+    if (progress.outs_issued < outs.size()) issue_out(outs, progress);
+    if (index >= ins.size()) continue;
+    while (static_cast<int>(progress.outs_issued) <= ins[index].after) issue_out(outs, progress);
+    issue_in(ins[index], progress);
   }
   for (Lane* lane : {&out_, &in_}) {
     if (!lane->timed) continue;

@@ -19,6 +19,7 @@ struct Chunk {
   std::byte* host = nullptr;
   Bytes bytes = 0;
   int after = -1;  // incoming only: index of the outgoing chunk that must be complete first
+  int fill = -1;   // incoming only: not a copy, every byte becomes this
 };
 
 class CopyEngine {
@@ -30,8 +31,9 @@ class CopyEngine {
     std::size_t outs_issued = 0;
     std::size_t ins_issued = 0;
   };
-  // Queue all chunks. pre: `after` never decreases and never exceeds the chunk's own index. Throws
-  // DriverError; what was issued by then is in `progress` and may still be running.
+  // Queue all chunks. An incoming chunk waits until the outgoing one it names is queued. pre:
+  // `after` is the index of an outgoing chunk, or none. Throws DriverError; what was issued by then
+  // is in `progress` and may still be running.
   void run(std::span<const Chunk> outs, std::span<const Chunk> ins, Progress& progress);
 
   // Wait until everything queued is complete; seconds each direction took, by the driver's events.
@@ -61,6 +63,8 @@ class CopyEngine {
     bool timed = false;  // `started` was recorded by this run
   };
   void begin(Lane& lane, std::size_t index);
+  void issue_out(std::span<const Chunk> outs, Progress& progress);
+  void issue_in(const Chunk& chunk, Progress& progress);
   void end(Lane& lane, std::size_t index);
   double seconds(const Lane& lane) const;
 

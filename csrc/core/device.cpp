@@ -56,6 +56,7 @@ Device::Device(DriverRef driver, Options options)
   host_pool_ = options.host_pool != nullptr
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
+  host_pool_->expect_unit(block_bytes_);
   frames_ = std::make_unique<Frames>(driver_, block_bytes_, blocks,
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
@@ -71,7 +72,8 @@ bool Device::closed() const {
 
 Bytes Device::usable() const {
   const std::lock_guard lock(mutex_);
-  return frames_ == nullptr ? 0 : static_cast<Bytes>(frames_->total()) * block_bytes_;
+  if (frames_ == nullptr) return 0;
+  return static_cast<Bytes>(frames_->total() - frames_->released()) * block_bytes_;
 }
 
 Device::Stats Device::stats() const {
@@ -81,6 +83,7 @@ Device::Stats Device::stats() const {
     stats.blocks_created = frames_->created();
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
+    stats.blocks_released = frames_->released();
   }
   return stats;
 }
@@ -186,9 +189,7 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
 
 // Growing and allocating are for a tenant whose phase holds the device.
 void Device::require_running(const Region& region) const {
-  const auto tenant = region.tenant.lock();
-  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
-  require_usable(*tenant);
+  const auto tenant = require_tenant(region);
   if (tenant->running) return;
   Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
                                                    " must run to grow its region " + region.tag +
@@ -212,6 +213,7 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
     offset = region->take(bytes, alignment);
   }
   WEAVE_ASSERT(offset.has_value(), "a region grew and still had no room");
+  region->invalidate_host(*offset, bytes);
   return std::make_shared<Span>(region, *offset, bytes);
 }
 
@@ -251,7 +253,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy == Policy::keep)
+  if (region->policy != Policy::discard)
     extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
@@ -286,6 +288,7 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
   for (const auto& region : tenant.regions) {
     for (auto& slot : region->slots) {
       slot.mapping = Mapping{};
+      slot.frame_valid = false;
       const FrameId frame = std::exchange(slot.frame, kNoFrame);
       if (!settled) {
         if (slot.host) limbo_.extents.push_back(std::move(slot.host));
@@ -322,6 +325,10 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   drop_slots(*tenant, engine_->settle());
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
+  // Its pieces are of no use to another job.
+  if (std::ranges::none_of(tenants_, [&](const auto& own) { return own->job == tenant->job; })) {
+    host_pool_->trim(tenant->job);
+  }
 }
 
 void Device::close() noexcept {
@@ -349,6 +356,7 @@ void Device::close() noexcept {
     frames_.reset();
     driver_->retry_buried();
   }
+  host_pool_->trim();
   host_pool_.reset();
   context_.reset();
   driver_->retry_buried();

@@ -32,6 +32,8 @@ class Device {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
     std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
     Bytes bytes_out = 0, bytes_in = 0;
+    int blocks_released = 0;  // given back by trim() and not created again
+    Bytes bytes_trimmed = 0;  // ever
   };
 
   // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
@@ -50,6 +52,18 @@ class Device {
                                  Bytes alignment);
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
+
+  // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
+  // later departures move nothing out. New space in it is copied out once more. Both are for keep
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  void mark_clean(const std::shared_ptr<Region>& region);
+  void mark_dirty(const std::shared_ptr<Region>& region);
+  // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
+  // suspending the tenant throws Refusal (region_pinned). unpin() throws UsageError at 0.
+  void pin(const std::shared_ptr<Region>& region);
+  void unpin(const std::shared_ptr<Region>& region);
+  // What blocks hold that come to a discard region from now on, by memsets within the switch.
+  void set_fill(const std::shared_ptr<Region>& region, Fill fill);
 
   SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
@@ -71,6 +85,12 @@ class Device {
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
   double plain_copy(Bytes bytes_out, Bytes bytes_in);
+
+  // Give device memory back to the driver for others: free blocks, and where those are not enough
+  // what idle tenants can discard. Returns the bytes that the driver has taken back, which may be
+  // fewer. Blocks are created again when somebody needs them and the driver has the memory; until
+  // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
+  Bytes trim(Bytes bytes);
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
@@ -100,6 +120,8 @@ class Device {
   void require_open() const;
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
+  std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void require_unpinned(const Tenant& tenant) const;
   void retry_unfinished() noexcept;
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);

@@ -19,7 +19,15 @@ class Frames {
   void give_back(FrameId frame) { free_.push_back(frame); }
 
   int total() const { return total_; }
-  int created() const { return static_cast<int>(frames_.size()); }
+  // Give up to `count` free blocks back to the driver; their places stay, and blocks are created in
+  // them when they are needed again. Returns how many went; the driver's refusals are retried
+  // later.
+  int release(int count) noexcept;
+
+  int free() const { return static_cast<int>(free_.size()); }  // created, and nobody's
+  int created() const { return static_cast<int>(frames_.size() - empty_.size()); }
+  // Given back by release() and not created again.
+  int released() const { return static_cast<int>(empty_.size()); }
   int available() const {
     return static_cast<int>(free_.size()) + (may_create_ ? total_ - created() : 0);
   }
@@ -46,6 +54,7 @@ class Frames {
   std::shared_ptr<Reservation> reservation_;
   std::vector<Frame> frames_;
   std::vector<FrameId> free_;
+  std::vector<FrameId> empty_;  // places whose block was given back
 };
 
 }  // namespace weave

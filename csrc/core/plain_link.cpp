@@ -6,13 +6,19 @@
 
 namespace weave {
 
+namespace {
+
+constexpr const char* kPlainJob = "weave-plain-copies";
+
+}  // namespace
+
 PlainLink::PlainLink(const ContextRef& context, Frames& frames, HostPool& host_pool,
                      std::size_t blocks)
     : context_(context),
       frames_(frames),
       out_(context),
       in_(context),
-      extents_(host_pool.allocate("weave-plain-copies", frames.block_bytes(), 2 * blocks)) {
+      extents_(host_pool.allocate(kPlainJob, frames.block_bytes(), 2 * blocks)) {
   try {
     while (taken_.size() < 2 * blocks) taken_.push_back(frames_.take());
   } catch (...) {
@@ -96,6 +102,8 @@ LinkRates Device::calibrate(Bytes bytes) {
     if (!link->settle()) stuck_links_.push_back(std::move(link));
     throw;
   }
+  link.reset();
+  host_pool_->trim(kPlainJob);
   return *rates_;
 }
 
@@ -121,6 +129,7 @@ double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
   retry_unfinished();
   if (plain_link_ == nullptr || plain_link_->blocks() < blocks) {
     plain_link_.reset();
+    host_pool_->trim(kPlainJob);
     if (static_cast<std::size_t>(frames_->available()) < 2 * blocks) {
       throw UsageError("plain copies of " + megabytes(blocks * block_bytes_) +
                        " need twice as much free on the device");

@@ -25,7 +25,9 @@ std::vector<SlotRef> select(const Tenant& tenant, Predicate wanted) {
 }  // namespace
 
 std::vector<SlotRef> missing_slots(const Tenant& tenant) {
-  return select(tenant, [](const Slot& slot) { return !slot.mapping; });
+  return select(tenant, [](const Slot& slot) {
+    return !slot.mapping || (!slot.frame_valid && slot.host_valid);
+  });
 }
 
 std::vector<SlotRef> slots_on_device(const Tenant& tenant) {
@@ -44,6 +46,7 @@ std::vector<SlotRef> choose_victims(const std::vector<std::shared_ptr<Tenant>>& 
   std::vector<SlotRef> candidates;
   for (const Tenant* tenant : idle) {
     auto slots = slots_on_device(*tenant);
+    std::erase_if(slots, [](const SlotRef& ref) { return ref.region->pins > 0; });
     candidates.insert(candidates.end(), slots.rbegin(), slots.rend());
   }
   std::ranges::stable_sort(candidates, {}, [](const SlotRef& candidate) {

@@ -17,7 +17,8 @@ struct SlotRef {
   Slot& get() const { return region->slots[slot]; }
 };
 
-// Slots of `tenant` that must come in before it can run: without a frame, or unmapped.
+// Slots of `tenant` that must come in before it can run: without a frame, unmapped, or with a frame
+// that does not hold what the host copy does.
 std::vector<SlotRef> missing_slots(const Tenant& tenant);
 
 // Up to `count` slots that idle tenants other than `incoming` can give up, in the order in which

@@ -17,7 +17,10 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
   const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
-    if (tenant.get() == &incoming || !(tenant->running || tenant->failed)) continue;
+    const bool holds =
+        tenant->running || tenant->failed ||
+        std::ranges::any_of(tenant->regions, [](const auto& region) { return region->pins > 0; });
+    if (tenant.get() == &incoming || !holds) continue;
     refusal.holders.push_back(tenant->label());
     names += (names.empty() ? "" : ", ") + tenant->label();
   }
@@ -31,6 +34,7 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
 
 void Device::start(Tenant& tenant) {
   for (const auto& region : tenant.regions) {
+    if (region->keeps_host_copies()) continue;
     for (auto& slot : region->slots) slot.host_valid = false;
   }
   tenant.running = true;
@@ -120,6 +124,7 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     report.started_ns = driver_->table.now_ns();
     return report;
   }
+  require_unpinned(*tenant);
   const bool ran = tenant->running;
   if (ran) stop(*tenant);
   try {
