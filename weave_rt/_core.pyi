@@ -127,6 +127,9 @@ class Device:
     @property
     def calibration(self) -> dict[str, float]:
         """What reports are held against, as `calibrate` returns it; empty before."""
+    def memory(self) -> dict[str, int]:
+        """Bytes of the device now, by the driver: total, free, managed (blocks made for tenants),
+        unmanaged (the rest: contexts, communicators, private pools, other processes)."""
     def attributes(self) -> dict[str, int]:
         """What the driver says about the device: integrated (one memory with the host),
         compute_mode (0 is default), async_engines, virtual_memory_management, posix_fd_handles,

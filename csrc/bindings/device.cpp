@@ -90,6 +90,7 @@ py::dict as_dict(const LinkRates& rates) {
   result["d2h"] = rates.d2h;
   result["h2d_duplex"] = rates.h2d_duplex;
   result["d2h_duplex"] = rates.d2h_duplex;
+  if (rates.chunks != 0) result["chunks"] = rates.chunks;
   return result;
 }
 
@@ -109,7 +110,10 @@ void use_calibration(DeviceObject& self, const std::map<std::string, double>& va
     const auto found = values.find(key);
     return found == values.end() ? 0 : found->second;  // refused as no rate
   };
-  self.device->use_rates({value("h2d"), value("d2h"), value("h2d_duplex"), value("d2h_duplex")});
+  const double chunks = value("chunks");
+  if (!(chunks >= 0 && chunks <= 1e6)) throw UsageError("chunks is a number of chunks");
+  self.device->use_rates({value("h2d"), value("d2h"), value("h2d_duplex"), value("d2h_duplex"),
+                          static_cast<Bytes>(chunks)});
 }
 
 py::dict calibration(const DeviceObject& self) {
@@ -119,6 +123,20 @@ py::dict calibration(const DeviceObject& self) {
     rates = self.device->rates();
   }
   return rates ? as_dict(*rates) : py::dict();
+}
+
+py::dict memory(const DeviceObject& self) {
+  Device::Memory now;
+  {
+    const py::gil_scoped_release release;
+    now = self.device->memory();
+  }
+  py::dict result;
+  result["total"] = now.total;
+  result["free"] = now.free;
+  result["managed"] = now.ours;
+  result["unmanaged"] = now.total - std::min(now.total, now.free + now.ours);
+  return result;
 }
 
 // What the driver says about the device; an attribute that this driver does not know is absent.
@@ -218,6 +236,7 @@ void bind_device(py::module_& module) {
       .def("use_calibration", &use_calibration, py::arg("values"), ReleaseGil())
       .def_property_readonly("calibration", &calibration)
       .def("attributes", &attributes)
+      .def("memory", &memory)
       .def(
           "plain_copy",
           [](DeviceObject& self, Bytes bytes_out, Bytes bytes_in) {

@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/host_memory.hpp"
+
 namespace weave {
 
 HostPiece::HostPiece(std::string job_, Bytes unit, const HostPages::Options& pages,
@@ -12,9 +14,10 @@ HostPiece::HostPiece(std::string job_, Bytes unit, const HostPages::Options& pag
       pages_(std::make_unique<HostPages>(pages)),
       unit_(unit) {
   const ContextScope scope(*context_);
-  cu::check(context_->driver().table.mem_host_register(pages_->data(), bytes(),
-                                                       cu::kHostRegisterPortable),
-            cu::Call::mem_host_register, bytes());
+  const auto status = context_->driver().table.mem_host_register(pages_->data(), bytes(),
+                                                                 cu::kHostRegisterPortable);
+  if (status != cu::kSuccess)
+    cu::raise(status, cu::Call::mem_host_register, bytes(), pinning_limits());
   cut(unit);
 }
 

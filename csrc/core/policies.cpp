@@ -28,7 +28,10 @@ void Device::mark_dirty(const std::shared_ptr<Region>& region) {
   }
   region->clean = false;
   // Idle, nobody has written: what is valid stays so until the tenant runs again.
-  if (tenant->running) region->invalidate_host(0, region->slots.size() * block_bytes_);
+  if (!tenant->running) return;
+  const Bytes bytes = region->slots.size() * block_bytes_;
+  region->invalidate_host(0, bytes);
+  background_->touched(*region, 0, bytes);
 }
 
 void Device::pin(const std::shared_ptr<Region>& region) {

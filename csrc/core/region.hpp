@@ -97,6 +97,7 @@ class Tenant {
   std::atomic<bool> failed{false};
   std::atomic<bool> closed{false};
   std::uint64_t last_turn = 0;  // the device's turn counter when it last ran
+  Bytes background_bytes = 0;   // copied in the background for it since its last switch
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;

@@ -13,6 +13,7 @@ namespace weave {
 // and each while both run. Measured by calibrate().
 struct LinkRates {
   double h2d = 0, d2h = 0, h2d_duplex = 0, d2h_duplex = 0;
+  Bytes chunks = 0;  // into how many the engine had best cut a switch; 0: not tried
 };
 
 struct SwitchReport {
@@ -20,6 +21,7 @@ struct SwitchReport {
   std::string incoming;               // empty for a suspend
   Bytes bytes_out = 0;                // copied to the host
   Bytes bytes_in = 0;                 // copied to the device
+  Bytes bytes_background = 0;         // copied earlier, beside phases, for those named here
   Bytes bytes_skipped = 0;            // of the tenants concerned, not copied
   std::size_t blocks_remapped = 0;
   std::int64_t started_ns = 0;
@@ -28,6 +30,7 @@ struct SwitchReport {
   double map_s = 0;
   double out_s = 0;
   double in_s = 0;
+  const char* mode = nullptr;     // "duplex" or "sequential"; null unless bytes moved both ways
   std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
 };
 
@@ -38,8 +41,10 @@ inline double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
 // Positive and finite, all of them: what a measurement gives. Else somebody wrote it.
 bool is_plausible(const LinkRates& rates);
 
+// Whether the link moves bytes faster in one direction after the other than in both at once.
+bool is_sequential_faster(const LinkRates& rates);
 // The shortest time in which the link can move these bytes: both directions at their duplex rates
-// until the shorter is done, then the rest one way.
+// until the shorter is done, then the rest one way; or one after the other where that is faster.
 double limit_seconds(const LinkRates& rates, Bytes out, Bytes in);
 
 }  // namespace weave

@@ -40,7 +40,7 @@ bool Device::read_out(Slot& slot) noexcept {
 
 std::map<std::string, std::vector<std::byte>> Device::rescue(
     const std::shared_ptr<Tenant>& tenant) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   if (tenant->closed) throw UsageError("tenant " + tenant->name + " is closed");
   std::map<std::string, std::vector<std::byte>> saved;

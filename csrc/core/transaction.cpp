@@ -86,7 +86,7 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   unmap_outs();
   assign_frames(tools);
   const std::int64_t unmapped = now();
-  copy(tools, CopyEngine::chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
+  copy(tools, tools.engine.chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
   const std::int64_t queued = now();
   map_ins(tools);
   const std::int64_t mapped = now();

@@ -6,7 +6,7 @@
 namespace weave {
 
 Bytes Device::trim(Bytes bytes) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
@@ -16,7 +16,7 @@ Bytes Device::trim(Bytes bytes) {
   if (wanted > frames_->free()) {
     const Tenant nobody("", "");
     auto outs =
-        choose_victims(tenants_, nobody, static_cast<std::size_t>(wanted - frames_->free()));
+        choose_victims(tenants_, nobody, static_cast<std::size_t>(wanted - frames_->free())).slots;
     std::erase_if(outs, [](const SlotRef& ref) { return ref.region->policy != Policy::discard; });
     if (!outs.empty()) transfer(outs, {}, nullptr, nullptr, 60.0);
   }
