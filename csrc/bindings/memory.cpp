@@ -165,6 +165,7 @@ void bind_tenant(py::module_& module) {
           "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
           ReleaseGil())
       .def("rescue", &rescue)
+      .def("write_back", &write_back, py::arg("tag"), ReleaseGil())
       .def(
           "close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
           ReleaseGil());

@@ -48,6 +48,11 @@ bool BackgroundCopy::finished() const {
   return finished_;
 }
 
+bool BackgroundCopy::failed() const {
+  const std::lock_guard lock(mutex_);
+  return error_ != nullptr;
+}
+
 bool BackgroundCopy::wait(double timeout_s) {
   std::unique_lock lock(mutex_);
   const std::chrono::duration<double> patience(std::clamp(timeout_s, 0.0, 1e9));
@@ -321,7 +326,7 @@ void Background::choose_prefetch(Step& step) {
 }
 
 bool Background::has_free_frame(const BackgroundCopy& copy) const {
-  return copy.may_create_ ? tools_.frames.available() > 0 : tools_.frames.existing_available() > 0;
+  return copy.may_create_ ? tools_.frames.available() > 0 : tools_.frames.free() > 0;
 }
 
 // A frame that nobody's bytes need: a free one, or one of a slot that costs nothing to take out.

@@ -42,6 +42,7 @@ class BackgroundCopy {
   Bytes bytes_total() const { return bytes_total_; }
   Bytes bytes_done() const { return bytes_done_; }
   bool finished() const;
+  bool failed() const;  // finished by an error, which wait() throws
   bool cancelled() const { return cancelled_; }
   // False when it is not finished within that time. Throws what ended it, to every waiter.
   bool wait(double timeout_s);
