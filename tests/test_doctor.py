@@ -46,6 +46,8 @@ def test_the_record_of_this_machine(record: dict[str, Any]) -> None:
     assert record["link"]["h2d_bytes_per_s"] > 0
     assert 0 < record["link"]["h2d_model_share"] < 1.1
     assert record["link"]["pageable_copies"] == 0
+    assert record["memory"]["total"] == device["capacity_bytes"]
+    assert -1 < record["background"]["slowdown"]
     assert record["pages"]["shmem"] in ("huge", "collapsed", "small")
     names = [check["name"] for check in record["checks"]]
     assert len(set(names)) == len(names)
@@ -62,7 +64,9 @@ def test_it_measures_anew_and_later_runs_know(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = examine(SPEC)["link"]["h2d_bytes_per_s"]
     device = open_device(SPEC)
-    assert (recall(device) or {})["h2d"] == first
+    known = recall(device) or {}
+    assert known["h2d"] == first
+    assert "background_slowdown" in known
     device.close()
     before = _core.call_counts("emulated")["memcpy_htod_async"]
     examine(SPEC)
@@ -145,6 +149,7 @@ def gpu(**attributes: int) -> dict[str, Any]:
                 "kind": "cuda",
                 "block_bytes": 64 << 20,
                 "usable_bytes": 90 * GIB,
+                "capacity_bytes": 96 * GIB,
                 "attributes": has | attributes,
             }
         ],
@@ -156,6 +161,8 @@ def gpu(**attributes: int) -> dict[str, Any]:
         },
         "pages": {"thp_shmem": "advise", "shmem": "huge", "hugetlb": []},
         "numa": {"nodes": [{"node": 0, "memory_free_bytes": 400 * GIB}]},
+        "memory": {"total": 96 * GIB, "free": 95 * GIB, "managed": 0, "unmanaged": GIB},
+        "background": {"slowdown": 0.012, "allowed": True},
         "link": {"d2h_bytes_per_s": 5e10, "h2d_bytes_per_s": 5e10, "duplex_share": 0.75},
     }
 
@@ -201,6 +208,8 @@ NUMA = {"nodes": [{"node": 0, "memory_free_bytes": 9 * GIB},
         (changed("pages/shmem", "small"), "huge pages", "warning", "shmem_enabled"),
         (changed("link/d2h_bytes_per_s", 1.7e9), "link out", "warning", "slot"),
         (changed("link/h2d_bytes_per_s", 2.9e9), "link in", "warning", "slot"),
+        (changed("memory/unmanaged", 20 * GIB), "device memory", "warning", "nvidia-smi"),
+        (changed("background/allowed", False), "background copies", "warning", "off"),
         (changed("link/pageable_copies", 4), "pinned copies", "problem", "report"),
     ],
 )

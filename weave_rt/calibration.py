@@ -30,7 +30,7 @@ import weave_rt
 from weave_rt._core import Device
 from weave_rt.conditions import host_conditions
 
-__all__ = ["calibrated", "recall", "remember"]
+__all__ = ["MOST_SLOWDOWN", "calibrated", "is_disturbed", "recall", "remember"]
 
 log = logging.getLogger("weave_rt")
 
@@ -38,6 +38,8 @@ FORMAT, VERSION = "weave-calibration", 1
 RATES = ("h2d", "d2h", "h2d_duplex", "d2h_duplex")  # the least that a file must have
 KEPT = 100  # files; the oldest go
 MAX_AGE_S = 30 * 86400.0  # links change: another slot, a setting of the firmware
+SLOWDOWN = "background_slowdown"  # optional: what background copies cost, as a share of a phase
+MOST_SLOWDOWN = 0.03  # beyond it there are none
 PATIENCE_S = 30.0  # how long to wait for another process that measures
 
 
@@ -80,6 +82,13 @@ def recall(device: Device) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(rates)
+
+
+def is_disturbed(rates: dict[str, Any] | None) -> bool:
+    """Whether these rates say that background copies slow a phase down by too much. False where
+    nobody has measured it: ``weave doctor`` does."""
+    slowdown = (rates or {}).get(SLOWDOWN, 0.0)
+    return isinstance(slowdown, int | float) and slowdown > MOST_SLOWDOWN
 
 
 def remember(device: Device, rates: dict[str, Any]) -> bool:

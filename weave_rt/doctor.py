@@ -18,7 +18,7 @@ import weave_rt
 from weave_rt import _core
 from weave_rt._core import Device
 from weave_rt.benchmarks.record import conditions
-from weave_rt.calibration import calibrated
+from weave_rt.calibration import RATES, SLOWDOWN, calibrated, is_disturbed, remember
 from weave_rt.conditions import host_conditions, installed_version
 from weave_rt.device import open_device
 from weave_rt.errors import DriverError, HostMemoryError, UsageError
@@ -86,13 +86,24 @@ def _look_at(device: Device, record: dict[str, Any]) -> None:
     ]
     if (node := _node_of(attributes)) is not None:
         record["numa"]["device_node"] = node
+    record["memory"] = device.memory()
     try:
         rates = calibrated(device, anew=True)
+        slowdown = device.slowdown()
     except (DriverError, HostMemoryError, UsageError) as error:
         record["failed"] = {"what": "link", "error": str(error)}
         return
-    link = {f"{name}_bytes_per_s": rate for name, rate in rates.items() if _is_rate(rate)}
-    link |= {name: value for name, value in rates.items() if not _is_rate(value)}
+    if slowdown is not None:
+        rates[SLOWDOWN] = slowdown
+        remember(device, rates)
+        record["background"] = {"slowdown": slowdown, "allowed": not is_disturbed(rates)}
+    record["link"] = _link(device, rates)
+
+
+def _link(device: Device, rates: dict[str, Any]) -> dict[str, Any]:
+    link: dict[str, Any] = {f"{name}_bytes_per_s": rates[name] for name in RATES}
+    if "chunks" in rates:
+        link["chunks"] = rates["chunks"]
     link["duplex_share"] = min(
         rates["h2d_duplex"] / rates["h2d"], rates["d2h_duplex"] / rates["d2h"]
     )
@@ -103,7 +114,7 @@ def _look_at(device: Device, record: dict[str, Any]) -> None:
     stats = device.stats()
     if "pageable_copies" in stats:
         link["pageable_copies"] = stats["pageable_copies"]
-    record["link"] = link
+    return link
 
 
 def _node_of(attributes: dict[str, int]) -> int | None:
@@ -115,10 +126,6 @@ def _node_of(attributes: dict[str, int]) -> int | None:
     return pci_node(
         attributes.get("pci_domain", 0), attributes["pci_bus"], attributes.get("pci_device", 0)
     )
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, float)
 
 
 def _versions() -> dict[str, str]:

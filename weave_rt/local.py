@@ -92,7 +92,8 @@ class LocalRuntime:
             once; what it raises is logged and dropped.
         drain_timeout_s: how long a switch waits for work on a device to finish.
         background: while a phase runs, bring in what fits of the tenants that come next. It does
-            nothing where everything fits, or nobody comes next.
+            nothing where everything fits, or nobody comes next, and is off on a device whose
+            phases lose more than 3 % by it, as ``weave doctor`` has measured.
 
     :meth:`close` closes the devices too. Safe to call from any thread."""
 
@@ -115,11 +116,13 @@ class LocalRuntime:
             ]
         if not self._devices:
             raise UsageError("a runtime needs at least one device")
-        for device in self._devices.values():
-            if not device.calibration:  # so that reports have a limit where one is known
-                calibration.recall(device)
+        # Where they are known, rates give reports a limit, and may forbid background copies.
+        known = {name: calibration.recall(device) for name, device in self._devices.items()}
+        quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
         self.permits = Permits(policy)
-        self._ahead = LookAhead(self._devices, self._queue, background=background)
+        self._ahead = LookAhead(
+            self._devices, self._queue, background=background, quiet=quiet
+        )
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()

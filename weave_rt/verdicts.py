@@ -15,6 +15,7 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 OLDEST_DRIVER = 11040  # CUDA 11.4, driver 470
 SLOW_LINK = 3e9  # bytes/s; pageable copies on a GPU reach that, pinned ones four times as much
 LEAST_MODEL_SHARE = 0.9
+MOST_UNMANAGED_SHARE = 0.1  # of the capacity, before it is worth a line
 OWN_FILES = 64  # descriptors that a process needs beside the blocks
 OTHER_MAPPINGS = 1000
 MAPPINGS_PER_BLOCK = 3  # home, region, and the alias of an emulated engine
@@ -45,8 +46,12 @@ def checks(record: dict[str, Any]) -> list[Check]:
         found += _memory(device, record["limits"])
         found += _numa(device, record["numa"])
     found.append(_pages(record["pages"]))
+    if "memory" in record:
+        found.append(_others(record["devices"][0], record["memory"]))
     if "link" in record:
         found += _link(record["link"])
+    if "background" in record:
+        found.append(_background(record["background"]))
     return found
 
 
@@ -209,6 +214,20 @@ def _link(link: dict[str, Any]) -> list[Check]:
             _judge("pinned copies", f"{count} pageable", count == 0, "please report this", PROBLEM)
         )
     return found
+
+
+def _others(device: dict[str, Any], memory: dict[str, int]) -> Check:
+    taken, capacity = memory["unmanaged"], device["capacity_bytes"]
+    value = f"{_amount(taken)} of {_amount(capacity)} are not for tenants"
+    advice = "other processes hold the device's memory (nvidia-smi): end them"
+    return _judge("device memory", value, taken <= MOST_UNMANAGED_SHARE * capacity, advice)
+
+
+def _background(background: dict[str, Any]) -> Check:
+    loss = max(background["slowdown"], 0.0)
+    value = f"a phase that only writes memory takes {loss:.1%} longer"
+    advice = "they are off on this device: all that moves, moves while the GPU waits"
+    return _judge("background copies", value, background["allowed"], advice)
 
 
 def _amount(value: int | str) -> str:

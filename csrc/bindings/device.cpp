@@ -94,13 +94,17 @@ py::dict as_dict(const LinkRates& rates) {
   return result;
 }
 
+// 256 MiB on a GPU; a scaled device moves its share of that, which takes as long.
+Bytes measured_bytes(const DeviceObject& self, Bytes asked) {
+  return asked != 0 ? asked
+                    : static_cast<Bytes>(static_cast<double>(Bytes{256} << 20) / self.scale);
+}
+
 py::dict calibrate(DeviceObject& self, Bytes bytes) {
   LinkRates rates;
   {
     const py::gil_scoped_release release;
-    // 256 MiB on a GPU; a scaled device moves its share of that, which takes as long.
-    const auto wanted = static_cast<Bytes>(static_cast<double>(Bytes{256} << 20) / self.scale);
-    rates = self.device->calibrate(bytes != 0 ? bytes : wanted);
+    rates = self.device->calibrate(measured_bytes(self, bytes));
   }
   return as_dict(rates);
 }
@@ -238,6 +242,12 @@ void bind_device(py::module_& module) {
            py::arg("next_use") = std::vector<TenantObject>(), py::arg("limit_bytes") = 0,
            ReleaseGil())
       .def("calibrate", &calibrate, py::arg("bytes") = 0)
+      .def(
+          "slowdown",
+          [](DeviceObject& self, Bytes bytes) {
+            return self.device->slowdown(measured_bytes(self, bytes));
+          },
+          py::arg("bytes") = 0, ReleaseGil())
       .def("use_calibration", &use_calibration, py::arg("values"), ReleaseGil())
       .def_property_readonly("calibration", &calibration)
       .def("attributes", &attributes)

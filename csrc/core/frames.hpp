@@ -24,15 +24,14 @@ class Frames {
   // later.
   int release(int count) noexcept;
 
-  int free() const { return static_cast<int>(free_.size()); }  // created, and nobody's
+  // Created, and nobody's: taking one of these makes no driver call.
+  int free() const { return static_cast<int>(free_.size()); }
   int created() const { return static_cast<int>(frames_.size() - empty_.size()); }
   // Given back by release() and not created again.
   int released() const { return static_cast<int>(empty_.size()); }
   int available() const {
     return static_cast<int>(free_.size()) + (may_create_ ? total_ - created() : 0);
   }
-  // Those of them that exist: taking one of these makes no driver call.
-  int free() const { return static_cast<int>(free_.size()); }
   // While false, only frames that exist count as available: the driver has no memory for more.
   void allow_creating(bool allowed) { may_create_ = allowed; }
   Bytes block_bytes() const { return block_bytes_; }

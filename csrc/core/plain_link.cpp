@@ -8,12 +8,6 @@
 
 namespace weave {
 
-namespace {
-
-constexpr const char* kPlainJob = "weave-plain-copies";
-
-}  // namespace
-
 PlainLink::PlainLink(const ContextRef& context, Frames& frames, HostPool& host_pool,
                      std::size_t blocks)
     : context_(context),
@@ -33,10 +27,9 @@ PlainLink::~PlainLink() {
   for (const FrameId frame : taken_) frames_.give_back(frame);
 }
 
-double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+void PlainLink::start(std::size_t blocks_out, std::size_t blocks_in) {
   const auto& table = context_->driver().table;
   const Bytes bytes = frames_.block_bytes();
-  const std::int64_t started = table.now_ns();
   for (std::size_t index = 0; index < std::max(blocks_out, blocks_in); ++index) {
     if (index < blocks_out) {
       cu::check(table.memcpy_dtoh_async(extents_[index].data(), frames_.home(taken_[index]), bytes,
@@ -50,9 +43,20 @@ double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
                 cu::Call::memcpy_htod_async, bytes);
     }
   }
+}
+
+void PlainLink::finish() {
+  const auto& table = context_->driver().table;
   cu::check(table.stream_synchronize(out_.raw()), cu::Call::stream_synchronize);
   cu::check(table.stream_synchronize(in_.raw()), cu::Call::stream_synchronize);
-  return static_cast<double>(table.now_ns() - started) / 1e9;
+}
+
+double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+  const auto now = context_->driver().table.now_ns;
+  const std::int64_t started = now();
+  start(blocks_out, blocks_in);
+  finish();
+  return seconds_between(started, now());
 }
 
 Bytes PlainLink::chunk_bytes(const CopyEngine& engine) const {
@@ -140,14 +144,19 @@ Bytes best_chunks(PlainLink& link, CopyEngine& engine) {
   return best;
 }
 
+void Device::require_empty(const char* operation) const {
+  for (const auto& tenant : tenants_) {
+    if (tenant->slots_on_device() > 0) {
+      throw UsageError(operation +
+                       (" needs a device that no tenant is on; suspend " + tenant->label()));
+    }
+  }
+}
+
 LinkRates Device::calibrate(Bytes bytes) {
   const Foreground lock(*this);
   require_open();
-  for (const auto& tenant : tenants_) {
-    if (tenant->slots_on_device() > 0) {
-      throw UsageError("calibrate needs a device that no tenant is on; suspend " + tenant->label());
-    }
-  }
+  require_empty("calibrate");
   const ContextScope scope(*context_);
   retry_unfinished();
   const std::size_t half = static_cast<std::size_t>(frames_->available()) / 2;
