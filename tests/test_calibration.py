@@ -269,3 +269,38 @@ def test_who_cannot_have_the_lock_measures_and_does_not_remember(
         leave.set()
         holder.join()
     assert not list(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize(("slowdown", "copies_ahead"), [(0.02, True), (0.04, False)])
+def test_background_copies_are_off_where_the_doctor_found_that_phases_lose_by_them(
+    folder: Path, open_checked: Opening, slowdown: float, copies_ahead: bool
+) -> None:
+    device = open_checked(ROLLOUT)
+    rates = calibrated(device)
+    remember(device, rates | {calibration.SLOWDOWN: slowdown})
+    with LocalRuntime({"rollout": [device]}) as runtime:
+        jobs = [weave_rt.init(name, {"runtime": runtime}) for name in "abc"]
+        held = []
+        for job in jobs:
+            tenant = job.manage("engine", pool="rollout")
+            assert isinstance(tenant, weave_rt.Tenant)
+            with job.phase("rollout"):
+                held.append(tenant.buffer(device.usable_bytes * 2 // 5, "weights"))
+        for _ in range(3):
+            for job in jobs:
+                with job.phase("rollout"):
+                    # What comes next is under way or not at all; the time limit ends a wait.
+                    while copies_ahead and not device.stats()["bytes_background_in"]:
+                        threading.Event().wait(0.001)
+        assert (device.stats()["bytes_background_in"] > 0) == copies_ahead
+        held.clear()
+        for job in jobs:
+            job.close()
+
+
+def test_rates_without_a_verdict_on_copies_allow_them() -> None:
+    assert not calibration.is_disturbed(None)
+    assert not calibration.is_disturbed({"h2d": 1.0})
+    assert not calibration.is_disturbed({calibration.SLOWDOWN: "much"})
+    assert not calibration.is_disturbed({calibration.SLOWDOWN: -0.2})
+    assert calibration.is_disturbed({calibration.SLOWDOWN: 0.031})

@@ -135,7 +135,9 @@ def test_memory_that_cannot_be_pinned_is_a_typed_error_and_nothing_is_taken(
         tenant.buffer(4 * BLOCK, "optimizer")
     assert (raised.value.call, raised.value.code) == ("cuMemHostRegister", status)
     assert raised.value.bytes >= BLOCK
-    assert re.search(r"RLIMIT_MEMLOCK is (unlimited|\d+ bytes), \d+ bytes of memory", str(raised.value))
+    assert re.search(
+        r"RLIMIT_MEMLOCK is (unlimited|\d+ bytes), \d+ bytes of memory", str(raised.value)
+    )
     assert pinned() == before
     assert tenant.resident
     held.append(filled(tenant, 12, 2, "optimizer"))  # pinning works again

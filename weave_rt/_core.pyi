@@ -132,8 +132,8 @@ class Device:
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
         once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex), and in how many chunks a switch
-        is best cut (chunks). Decides whether switches copy both ways at once. Reports carry limit_s from then on. pre: no tenant
-        holds blocks on the device."""
+        is best cut (chunks). Decides whether switches copy both ways at once. Reports carry
+        limit_s from then on. pre: no tenant holds blocks on the device."""
     def slowdown(self, bytes: int = 0) -> float | None:
         """By which share a phase that only writes device memory takes longer while plain copies run
         both ways, as background copies do; 0.03 is 3 %. An upper bound. None where the driver

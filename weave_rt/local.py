@@ -120,9 +120,7 @@ class LocalRuntime:
         known = {name: calibration.recall(device) for name, device in self._devices.items()}
         quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
         self.permits = Permits(policy)
-        self._ahead = LookAhead(
-            self._devices, self._queue, background=background, quiet=quiet
-        )
+        self._ahead = LookAhead(self._devices, self._queue, background=background, quiet=quiet)
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
