@@ -11,6 +11,8 @@ import pytest
 from weave_rt import Device, LocalRuntime, _core, open_device
 from weave_rt.device import resolve_spec
 
+os.environ["WEAVE_CACHE"] = "off"  # nothing of the person's who runs the tests is read or written
+
 ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
 TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
 

@@ -12,7 +12,6 @@ import types
 import pytest
 
 from weave_scheduler import cli
-from weave_scheduler.doctor import doctor_tables
 
 TINY = """
 version: 1
@@ -209,33 +208,6 @@ def test_ctrl_c_outside_a_run_is_one_line(monkeypatch, capsys):
         assert capsys.readouterr().err == "weave: interrupted\n"
 
 
-def test_the_doctor_speaks_plainly():
-    device = {"spec": "emulated:h20", "driver": 0, "host_limited": False, "capacity_bytes": 10**9}
-    record = {
-        "versions": {},
-        "cuda": {"available": False, "reason": "cannot open libcuda.so.1: libcuda.so.1: no file"},
-        "devices": [device],
-        "limits": {"pinnable_bytes": 2 * 10**9},
-    }
-    tables = {table.title: dict(table.rows) for table in doctor_tables(record)}
-    assert tables["CUDA driver"]["found"] == "no: cannot open libcuda.so.1: no file"
-    shown = {"spec": "emulated:h20", "host_limited": "no", "capacity": "1 GB"}
-    assert tables["Device emulated:h20"] == shown
-    assert tables["Host limits"] == {"pinnable memory": "2 GB"}
-
-
-def test_doctor_says_what_there_is():
-    shown = weave("doctor", "--device", "emulated:h20?scale=4096")
-    assert shown.returncode == 0, shown.stderr
-    for word in ("Versions", "CUDA driver", "emulated:h20", "open_files_hard"):
-        assert word in shown.stdout
-    record = json.loads(weave("doctor", "--device", "emulated:h20?scale=4096", "--json").stdout)
-    assert (record["format"], record["version"]) == ("weave-doctor", 1)
-    assert record["devices"][0]["usable_bytes"] > 0
-    assert {"kind", "block_bytes", "host_limited"} <= record["devices"][0].keys()
-    refused(weave("doctor", "--device", "emulated:h99"))
-
-
 def test_doctor_runs_where_torch_cannot_be_imported(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -246,6 +218,7 @@ def test_doctor_runs_where_torch_cannot_be_imported(tmp_path):
 
 def test_importing_the_command_does_not_import_torch():
     check = "import sys, weave_scheduler.cli, weave_scheduler.session, weave_scheduler.doctor\n" \
+            "import weave_rt.doctor\n" \
             "sys.exit('torch' in sys.modules)"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

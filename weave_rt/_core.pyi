@@ -135,9 +135,28 @@ class Device:
         limit_bytes: at most this much; 0 for no limit. Raises UsageError, TenantFailed."""
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
-        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Decides whether switches copy
-        both ways at once, and in which chunks. Reports carry limit_s from then on. pre: no tenant
-        holds blocks on the device."""
+        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex), and in how many chunks a switch
+        is best cut (chunks). Decides whether switches copy both ways at once. Reports carry
+        limit_s from then on. pre: no tenant holds blocks on the device."""
+    def slowdown(self, bytes: int = 0) -> float | None:
+        """By which share a phase that only writes device memory takes longer while plain copies run
+        both ways, as background copies do; 0.03 is 3 %. An upper bound. None where the driver
+        launches no kernels. pre: no tenant holds blocks on the device. Raises UsageError,
+        HostMemoryError, DriverError."""
+    def use_calibration(self, values: dict[str, float]) -> None:
+        """Take over what `calibrate` returned for such a device on this host before; see
+        :mod:`weave_rt.calibration`. Raises UsageError for rates that are not more than 0."""
+    @property
+    def calibration(self) -> dict[str, float]:
+        """What reports are held against, as `calibrate` returns it; empty before."""
+    def memory(self) -> dict[str, int]:
+        """Bytes of the device now, by the driver: total, free, managed (blocks made for tenants),
+        unmanaged (the rest: contexts, communicators, private pools, other processes)."""
+    def attributes(self) -> dict[str, int]:
+        """What the driver says about the device: integrated (one memory with the host),
+        compute_mode (0 is default), async_engines, virtual_memory_management, posix_fd_handles,
+        gpudirect_rdma_with_vmm, mps_enabled, host_numa_id, pci_domain, pci_bus, pci_device. What
+        this driver does not know is absent."""
     def plain_copy(self, bytes_out: int, bytes_in: int) -> float:
         """Seconds for plain pinned copies of so many bytes (in whole blocks) out and in at once,
         without the engine: the yardstick of the benchmarks. Its memory is kept until the

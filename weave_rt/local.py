@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weave_rt import calibration
 from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
-from weave_rt.errors import UsageError
+from weave_rt.errors import HostMemoryError, UsageError
 from weave_rt.lookahead import LookAhead
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.tenant import Tenant
@@ -91,7 +92,8 @@ class LocalRuntime:
             once; what it raises is logged and dropped.
         drain_timeout_s: how long a switch waits for work on a device to finish.
         background: while a phase runs, bring in what fits of the tenants that come next. It does
-            nothing where everything fits, or nobody comes next.
+            nothing where everything fits, or nobody comes next, and is off on a device whose
+            phases lose more than 3 % by it, as ``weave doctor`` has measured.
 
     :meth:`close` closes the devices too. Safe to call from any thread."""
 
@@ -114,8 +116,11 @@ class LocalRuntime:
             ]
         if not self._devices:
             raise UsageError("a runtime needs at least one device")
+        # Where they are known, rates give reports a limit, and may forbid background copies.
+        known = {name: calibration.recall(device) for name, device in self._devices.items()}
+        quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
         self.permits = Permits(policy)
-        self._ahead = LookAhead(self._devices, self._queue, background=background)
+        self._ahead = LookAhead(self._devices, self._queue, background=background, quiet=quiet)
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
@@ -354,8 +359,17 @@ def _open(rollout: str, train: str) -> LocalRuntime:
                 if device not in opened:
                     opened.append(device)
                 pools[pool].append(device)
+        _calibrate(opened)
         return LocalRuntime(pools)
     except BaseException:
         for device in opened:
             device.close()
         raise
+
+
+def _calibrate(devices: Sequence[Device]) -> None:
+    try:
+        for device in devices:
+            calibration.calibrated(device)
+    except HostMemoryError as error:  # the jobs may still fit
+        log.info("switches are reported without a limit: %s", error)

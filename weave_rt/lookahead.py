@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weave_rt._core import BackgroundCopy, Device
@@ -43,7 +43,8 @@ class LookAhead:
     Args:
         devices: by name.
         waiting: requests without a permit for a device, as (job, phase), the next one first.
-        background: false only orders who makes room, and copies nothing ahead."""
+        background: false only orders who makes room, and copies nothing ahead.
+        quiet: the same for these devices."""
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class LookAhead:
         waiting: Callable[[str], Sequence[tuple[str, str]]],
         *,
         background: bool = True,
+        quiet: Collection[str] = (),
     ) -> None:
         self.background = background
+        self._quiet = frozenset(quiet)
         self._devices = devices
         self._waiting = waiting
         self._lock = threading.Lock()
@@ -91,7 +94,7 @@ class LookAhead:
 
     def began(self, name: str, job: str, tenants: Sequence[Tenant]) -> None:
         """The phase runs: prepare for the next one."""
-        if not self.background:
+        if not self._copies_on(name):
             return
         group = tuple(tenants)
         order = self._order(name, job, group)
@@ -115,7 +118,7 @@ class LookAhead:
             desk = self._desks[name]
             holder = next((g for g in reversed(desk.turns) if any(t.resident for t in g)), None)
             aim = [tenant for tenant, _ in desk.copies]
-        if holder is None or not self.background:
+        if holder is None or not self._copies_on(name):
             return
         waiting = self._waiting(name)
         if not waiting or waiting[0][0] != job:
@@ -137,6 +140,9 @@ class LookAhead:
                 desk.phases = {key: g for key, g in desk.phases.items() if key[0] != job}
                 desk.movable = {t: n for t, n in desk.movable.items() if t.job != job}
                 desk.copies = [(t, copy) for t, copy in desk.copies if t.job != job]
+
+    def _copies_on(self, name: str) -> bool:
+        return self.background and name not in self._quiet
 
     def _order(self, name: str, job: str, group: Group) -> list[Tenant]:
         """Tenants of others in the order of their next use, as far as it can be told."""

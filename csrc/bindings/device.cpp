@@ -1,6 +1,9 @@
 // bindings/device.cpp: HostPool and Device. The one place that opens a device: it
 // takes a table from drivers.cpp and hands the core a Driver, so that nothing below knows the kind.
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "bindings/bind.hpp"
 #include "emu/emulator.hpp"
@@ -81,19 +84,87 @@ ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing,
           self.spec};
 }
 
-py::dict calibrate(DeviceObject& self, Bytes bytes) {
-  LinkRates rates;
-  {
-    const py::gil_scoped_release release;
-    // 256 MiB on a GPU; a scaled device moves its share of that, which takes as long.
-    const auto wanted = static_cast<Bytes>(static_cast<double>(Bytes{256} << 20) / self.scale);
-    rates = self.device->calibrate(bytes != 0 ? bytes : wanted);
-  }
+py::dict as_dict(const LinkRates& rates) {
   py::dict result;
   result["h2d"] = rates.h2d;
   result["d2h"] = rates.d2h;
   result["h2d_duplex"] = rates.h2d_duplex;
   result["d2h_duplex"] = rates.d2h_duplex;
+  if (rates.chunks != 0) result["chunks"] = rates.chunks;
+  return result;
+}
+
+// 256 MiB on a GPU; a scaled device moves its share of that, which takes as long.
+Bytes measured_bytes(const DeviceObject& self, Bytes asked) {
+  return asked != 0 ? asked
+                    : static_cast<Bytes>(static_cast<double>(Bytes{256} << 20) / self.scale);
+}
+
+py::dict calibrate(DeviceObject& self, Bytes bytes) {
+  LinkRates rates;
+  {
+    const py::gil_scoped_release release;
+    rates = self.device->calibrate(measured_bytes(self, bytes));
+  }
+  return as_dict(rates);
+}
+
+void use_calibration(DeviceObject& self, const std::map<std::string, double>& values) {
+  const auto value = [&](const char* key) {
+    const auto found = values.find(key);
+    return found == values.end() ? 0 : found->second;  // refused as no rate
+  };
+  const double chunks = value("chunks");
+  if (!(chunks >= 0 && chunks <= 1e6)) throw UsageError("chunks is a number of chunks");
+  self.device->use_rates({value("h2d"), value("d2h"), value("h2d_duplex"), value("d2h_duplex"),
+                          static_cast<Bytes>(chunks)});
+}
+
+py::dict calibration(const DeviceObject& self) {
+  std::optional<LinkRates> rates;
+  {
+    const py::gil_scoped_release release;
+    rates = self.device->rates();
+  }
+  return rates ? as_dict(*rates) : py::dict();
+}
+
+py::dict memory(const DeviceObject& self) {
+  Device::Memory now;
+  {
+    const py::gil_scoped_release release;
+    now = self.device->memory();
+  }
+  py::dict result;
+  result["total"] = now.total;
+  result["free"] = now.free;
+  result["managed"] = now.ours;
+  result["unmanaged"] = now.total - std::min(now.total, now.free + now.ours);
+  return result;
+}
+
+// What the driver says about the device; an attribute that this driver does not know is absent.
+py::dict attributes(const DeviceObject& self) {
+  constexpr std::pair<const char*, int> kShown[] = {
+      {"integrated", cu::kAttributeIntegrated},
+      {"compute_mode", cu::kAttributeComputeMode},
+      {"pci_bus", cu::kAttributePciBusId},
+      {"pci_device", cu::kAttributePciDeviceId},
+      {"async_engines", cu::kAttributeAsyncEngineCount},
+      {"pci_domain", cu::kAttributePciDomainId},
+      {"virtual_memory_management", cu::kAttributeVirtualMemoryManagement},
+      {"posix_fd_handles", cu::kAttributePosixFdHandles},
+      {"gpudirect_rdma_with_vmm", cu::kAttributeGpuDirectRdmaWithVmm},
+      {"mps_enabled", cu::kAttributeMpsEnabled},
+      {"host_numa_id", cu::kAttributeHostNumaId},
+  };
+  const auto& driver = self.device->driver();
+  py::dict result;
+  for (const auto& [name, which] : kShown) {
+    int value = 0;
+    if (driver.table.device_get_attribute(&value, which, driver.ordinal) == cu::kSuccess)
+      result[name] = value;
+  }
   return result;
 }
 
@@ -171,6 +242,16 @@ void bind_device(py::module_& module) {
            py::arg("next_use") = std::vector<TenantObject>(), py::arg("limit_bytes") = 0,
            ReleaseGil())
       .def("calibrate", &calibrate, py::arg("bytes") = 0)
+      .def(
+          "slowdown",
+          [](DeviceObject& self, Bytes bytes) {
+            return self.device->slowdown(measured_bytes(self, bytes));
+          },
+          py::arg("bytes") = 0, ReleaseGil())
+      .def("use_calibration", &use_calibration, py::arg("values"), ReleaseGil())
+      .def_property_readonly("calibration", &calibration)
+      .def("attributes", &attributes)
+      .def("memory", &memory)
       .def(
           "plain_copy",
           [](DeviceObject& self, Bytes bytes_out, Bytes bytes_in) {

@@ -56,6 +56,7 @@ Device::Device(DriverRef driver, Options options)
   host_pool_ = options.host_pool != nullptr
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
+  host_pool_->expect_unit(block_bytes_);
   frames_ = std::make_unique<Frames>(driver_, block_bytes_, blocks,
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
@@ -74,7 +75,8 @@ bool Device::closed() const {
 
 Bytes Device::usable() const {
   const std::lock_guard lock(mutex_);
-  return frames_ == nullptr ? 0 : static_cast<Bytes>(frames_->total()) * block_bytes_;
+  if (frames_ == nullptr) return 0;
+  return static_cast<Bytes>(frames_->total() - frames_->released()) * block_bytes_;
 }
 
 void Device::note_background(Stats& stats) const {
@@ -91,9 +93,20 @@ Device::Stats Device::stats() const {
     stats.blocks_created = frames_->created();
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
+    stats.blocks_released = frames_->released();
   }
   note_background(stats);
   return stats;
+}
+
+Device::Memory Device::memory() const {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  const ContextScope scope(*context_);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  cu::check(driver_->table.mem_get_info(&free, &total), cu::Call::mem_get_info);
+  return {total, free, static_cast<Bytes>(frames_->created()) * block_bytes_};
 }
 
 Device::Place Device::place(const std::shared_ptr<Tenant>& tenant) const {
@@ -354,6 +367,10 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   drop_slots(*tenant, background_->settle() && settled);
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
+  // Its pieces are of no use to another job.
+  if (std::ranges::none_of(tenants_, [&](const auto& own) { return own->job == tenant->job; })) {
+    host_pool_->trim(tenant->job);
+  }
 }
 
 void Device::close() noexcept {
@@ -390,6 +407,7 @@ void Device::close() noexcept {
     frames_.reset();
     driver_->retry_buried();
   }
+  host_pool_->trim();
   host_pool_.reset();
   context_.reset();
   driver_->retry_buried();

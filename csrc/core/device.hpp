@@ -37,6 +37,8 @@ class Device {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
     std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
     Bytes bytes_out = 0, bytes_in = 0;
+    int blocks_released = 0;  // given back by trim() and not created again
+    Bytes bytes_trimmed = 0;  // ever
     Bytes bytes_background_out = 0, bytes_background_in = 0;
     std::uint64_t background_errors = 0;
     std::uint64_t blocks_beyond_plan = 0;
@@ -108,9 +110,25 @@ class Device {
   // Measure the link with plain copies of up to `bytes` per direction; reports carry limit_s from
   // then on. pre: no tenant holds frames. Throws UsageError, DriverError.
   LinkRates calibrate(Bytes bytes);
+  // Take over rates that calibrate() gave on such a device before. Throws UsageError if they are
+  // none.
+  void use_rates(const LinkRates& rates);
+  // What reports are held against: empty until calibrate() or use_rates().
+  std::optional<LinkRates> rates() const;
+  // By which share a phase that only writes memory takes longer while plain copies of blocks run
+  // both ways, up to `bytes` each: an upper bound for background copies. Ten measurements take
+  // about `work_s` each. Nothing where the driver launches no kernels. pre: no tenant holds frames.
+  // Throws UsageError, DriverError, Refusal.
+  std::optional<double> slowdown(Bytes bytes, double work_s = 0.05);
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
   double plain_copy(Bytes bytes_out, Bytes bytes_in);
+
+  // Give device memory back to the driver for others: free blocks, and where those are not enough
+  // what idle tenants can discard. Returns the bytes that the driver has taken back, which may be
+  // fewer. Blocks are created again when somebody needs them and the driver has the memory; until
+  // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
+  Bytes trim(Bytes bytes);
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
@@ -125,6 +143,12 @@ class Device {
     std::vector<std::shared_ptr<Region>> regions;
   };
   Place place(const std::shared_ptr<Tenant>& tenant) const;
+
+  // What the driver says of the device now. ours: blocks made for tenants.
+  struct Memory {
+    Bytes total = 0, free = 0, ours = 0;
+  };
+  Memory memory() const;  // throws DriverError, UsageError
 
   bool closed() const;
   Stats stats() const;
@@ -150,6 +174,7 @@ class Device {
   };
   Transaction::Tools tools() { return {*driver_, *frames_, *engine_}; }
   void require_open() const;
+  void require_empty(const char* operation) const;
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
   std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;

@@ -17,13 +17,33 @@ FrameId Frames::take() {
     return frame;
   }
   WEAVE_ASSERT(created() < total_, "a frame was taken although none is available");
-  const auto id = static_cast<FrameId>(frames_.size());
+  // Places that release() emptied first. Recorded only when the block is there and mapped.
+  const auto id = empty_.empty() ? static_cast<FrameId>(frames_.size()) : empty_.back();
   Frame frame;
   frame.block = std::make_shared<Block>(driver_, block_bytes_, gpu_direct_);
   frame.home = Mapping(reservation_, frame.block, static_cast<Bytes>(id) * block_bytes_);
   set_access(*driver_, home(id), block_bytes_);
-  frames_.push_back(std::move(frame));
+  if (empty_.empty()) {
+    frames_.push_back(std::move(frame));
+  } else {
+    frames_[static_cast<std::size_t>(id)] = std::move(frame);
+    empty_.pop_back();
+  }
   return id;
+}
+
+int Frames::release(int count) noexcept {
+  int released = 0;
+  while (released < count && !free_.empty()) {
+    const FrameId id = free_.back();
+    free_.pop_back();
+    // If the driver does not unmap the home now, mapping the next block there fails until the undo
+    // was retried, which every operation of the device begins with.
+    frames_[static_cast<std::size_t>(id)] = Frame{};
+    empty_.push_back(id);
+    ++released;
+  }
+  return released;
 }
 
 }  // namespace weave

@@ -19,12 +19,19 @@ class Frames {
   void give_back(FrameId frame) { free_.push_back(frame); }
 
   int total() const { return total_; }
-  int created() const { return static_cast<int>(frames_.size()); }
+  // Give up to `count` free blocks back to the driver; their places stay, and blocks are created in
+  // them when they are needed again. Returns how many went; the driver's refusals are retried
+  // later.
+  int release(int count) noexcept;
+
+  // Created, and nobody's: taking one of these makes no driver call.
+  int free() const { return static_cast<int>(free_.size()); }
+  int created() const { return static_cast<int>(frames_.size() - empty_.size()); }
+  // Given back by release() and not created again.
+  int released() const { return static_cast<int>(empty_.size()); }
   int available() const {
     return static_cast<int>(free_.size()) + (may_create_ ? total_ - created() : 0);
   }
-  // Those of them that exist: taking one of these makes no driver call.
-  int free() const { return static_cast<int>(free_.size()); }
   // While false, only frames that exist count as available: the driver has no memory for more.
   void allow_creating(bool allowed) { may_create_ = allowed; }
   Bytes block_bytes() const { return block_bytes_; }
@@ -48,6 +55,7 @@ class Frames {
   std::shared_ptr<Reservation> reservation_;
   std::vector<Frame> frames_;
   std::vector<FrameId> free_;
+  std::vector<FrameId> empty_;  // places whose block was given back
 };
 
 }  // namespace weave

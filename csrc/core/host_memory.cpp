@@ -1,5 +1,7 @@
 #include "core/host_memory.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -77,6 +79,15 @@ Bytes cgroup_headroom(const std::string& own, const std::string& root) {
     }
   }
   return left;
+}
+
+std::string pinning_limits() {
+  rlimit memlock{};
+  getrlimit(RLIMIT_MEMLOCK, &memlock);
+  return "RLIMIT_MEMLOCK is " +
+         (memlock.rlim_cur == RLIM_INFINITY ? "unlimited"
+                                            : std::to_string(memlock.rlim_cur) + " bytes") +
+         ", " + std::to_string(host_bytes_available()) + " bytes of memory are left";
 }
 
 Bytes host_bytes_available() {

@@ -7,6 +7,9 @@
 
 namespace weave {
 
+// For whoever could not pin memory: the limits that may be why, as one phrase with their values.
+std::string pinning_limits();
+
 // The smaller of MemAvailable and the headroom of every cgroup above this process (v1 or v2), page
 // cache that the kernel would give back counted as free.
 Bytes host_bytes_available();

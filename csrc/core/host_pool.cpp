@@ -1,12 +1,7 @@
 #include "core/host_pool.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <optional>
+#include <system_error>
 #include <utility>
 
 #include "core/host_memory.hpp"
@@ -15,7 +10,9 @@ namespace weave {
 
 namespace {
 
-constexpr Bytes kPieceMax = Bytes{1} << 30;
+constexpr Bytes kKeptShare = 8;                // free pieces: this part of the budget
+constexpr Bytes kPauseFrom = Bytes{64} << 20;  // smaller registrations disturb nobody
+constexpr std::int64_t kPauseNs = 1'000'000;   // between two registrations
 
 Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
   Refusal refusal(Refusal::Kind::host_memory, why + ": " + std::to_string(needed) +
@@ -26,96 +23,15 @@ Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
   return refusal;
 }
 
+// Where the next piece goes: the node that was asked for if it has room, else the one with most.
+NumaNode choose_node(const std::vector<NumaNode>& nodes, int wanted, Bytes bytes) {
+  for (const auto& node : nodes) {
+    if (node.id == wanted && node.bytes_free >= bytes) return node;
+  }
+  return *std::ranges::max_element(nodes, {}, &NumaNode::bytes_free);
+}
+
 }  // namespace
-
-// A memfd, mapped and registered; whoever fails half-way lets the members die.
-class HostPool::Piece {
- public:
-  Piece(std::string job_, Bytes bytes_, Bytes unit_, ContextRef context)
-      : job(std::move(job_)), bytes(bytes_), unit(unit_), context_(std::move(context)) {
-    descriptor_ = memfd_create("weave-host", MFD_CLOEXEC);
-    if (descriptor_ < 0 || ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0) {
-      const Refusal refusal = refuse(
-          std::string("cannot create pinned host memory (") + std::strerror(errno) + ")", bytes, 0);
-      close();
-      throw refusal;
-    }
-    void* address =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, descriptor_, 0);
-    if (address == MAP_FAILED) {
-      const Refusal refusal = refuse(
-          std::string("cannot map pinned host memory (") + std::strerror(errno) + ")", bytes, 0);
-      close();
-      throw refusal;
-    }
-    data = static_cast<std::byte*>(address);
-    // A forked helper must not keep writing into memory that a copy engine reads.
-    madvise(data, bytes, MADV_DONTFORK);
-    try {
-      const ContextScope scope(*context_);
-      cu::check(context_->driver().table.mem_host_register(data, bytes, cu::kHostRegisterPortable),
-                cu::Call::mem_host_register, bytes);
-    } catch (...) {
-      close();
-      throw;
-    }
-    for (Bytes offset = 0; offset + unit <= bytes; offset += unit) free_.push_back(data + offset);
-  }
-  ~Piece() {
-    // The driver may still pin the pages if unregistering fails: then they must stay mapped. Both
-    // steps are one undo, so a retry unmaps what it has unregistered.
-    const int descriptor = std::exchange(descriptor_, -1);
-    context_->driver_ref()->undo(cu::Call::mem_host_unregister,
-                                 [context = std::weak_ptr<Context>(context_), data = data,
-                                  bytes = bytes, descriptor](const cu::Table& table) {
-                                   const auto alive = context.lock();
-                                   cu::Status status = cu::kSuccess;
-                                   try {
-                                     std::optional<ContextScope> scope;
-                                     if (alive != nullptr) scope.emplace(*alive);
-                                     status = table.mem_host_unregister(data);
-                                   } catch (const DriverError& error) {
-                                     status = error.code;
-                                   }
-                                   // Unregistered already, by an earlier try or with its context:
-                                   // only the pages are left.
-                                   if (status == cu::kHostMemoryNotRegistered || alive == nullptr)
-                                     status = cu::kSuccess;
-                                   if (status == cu::kSuccess) {
-                                     munmap(data, bytes);
-                                     ::close(descriptor);
-                                   }
-                                   return status;
-                                 });
-  }
-  Piece(const Piece&) = delete;
-  Piece& operator=(const Piece&) = delete;
-
-  bool is_free() const { return free_.size() == bytes / unit; }
-  std::size_t free_count() const { return free_.size(); }
-  std::byte* take() {
-    std::byte* taken = free_.back();
-    free_.pop_back();
-    return taken;
-  }
-  void give_back(std::byte* taken) { free_.push_back(taken); }
-
-  const std::string job;
-  const Bytes bytes;
-  const Bytes unit;
-  std::byte* data = nullptr;
-
- private:
-  void close() {
-    if (data != nullptr) munmap(data, bytes);
-    if (descriptor_ >= 0) ::close(descriptor_);
-    descriptor_ = -1;
-  }
-
-  const ContextRef context_;
-  int descriptor_ = -1;
-  std::vector<std::byte*> free_;
-};
 
 void Extent::drop() noexcept {
   if (data_ != nullptr) pool_->give_back(piece_, data_, bytes_);
@@ -132,11 +48,16 @@ Extent& Extent::operator=(Extent&& other) noexcept {
   return *this;
 }
 
-HostPool::HostPool(ContextRef context, Bytes budget)
+HostPool::HostPool(ContextRef context, Bytes budget, Bytes piece_max)
     : context_(std::move(context)),
-      budget_(budget != 0 ? budget : host_bytes_available() / 10 * 9) {}
+      budget_(budget != 0 ? budget : host_bytes_available() / 10 * 9),
+      piece_max_(piece_max),
+      nodes_(numa_nodes()) {}
 
-HostPool::~HostPool() = default;
+HostPool::~HostPool() {
+  for (const auto& background : background_) background.growth->cancel();
+  background_.clear();  // joins
+}
 
 Bytes HostPool::registered() const {
   const std::lock_guard lock(mutex_);
@@ -153,61 +74,312 @@ std::size_t HostPool::pieces() const {
   return pieces_.size();
 }
 
-// Pieces for `bytes` more, at most 1 GiB each. A job that grows in many small steps gets up to 2 %
-// of what it has as headroom, so the number of registrations grows with the logarithm of its size.
-void HostPool::grow(const std::string& job, Bytes bytes, Bytes unit) {
-  Bytes job_bytes = 0;
-  for (const auto& piece : pieces_) job_bytes += piece->job == job ? piece->bytes : 0;
-  const Bytes left = budget_ > registered_ ? budget_ - registered_ : 0;
-  bytes = std::max(bytes, std::min(job_bytes / 50, left) / unit * unit);
-  if (bytes > left) throw refuse("the pinned host pool is at its budget", bytes, left);
-  const Bytes available = host_bytes_available();
-  if (bytes > available) throw refuse("this host has no memory left to pin", bytes, available);
-  const Bytes piece_max = std::max(unit, kPieceMax / unit * unit);
-  std::list<std::unique_ptr<Piece>> fresh;  // all or none
-  Bytes registered = 0;
-  for (; registered < bytes; registered += fresh.back()->bytes) {
-    fresh.push_back(
-        std::make_unique<Piece>(job, std::min(bytes - registered, piece_max), unit, context_));
-  }
-  pieces_.splice(pieces_.end(), fresh);
-  registered_ += registered;
+void HostPool::expect_unit(Bytes unit) {
+  const std::lock_guard lock(mutex_);
+  unit_ = std::max(unit_, unit);
 }
 
-std::vector<Extent> HostPool::allocate(const std::string& job, Bytes bytes, std::size_t count) {
-  std::vector<Extent> extents;  // dropped outside the lock if growing throws
-  extents.reserve(count);
+HostPool::Stats HostPool::stats() const {
   const std::lock_guard lock(mutex_);
+  Stats stats;
+  stats.registered = registered_;
+  stats.used = used_;
+  stats.growing = growing_;
+  stats.pieces = pieces_.size();
+  stats.registrations = registrations_;
+  stats.waits = waits_;
+  std::map<PageKind, Bytes> kinds;
+  std::map<int, NodeStats> nodes;
+  for (const auto& piece : pieces_) {
+    stats.free += piece->free_count() * piece->unit();
+    stats.reserved += piece->reserved_by != nullptr ? piece->bytes() : 0;
+    stats.huge += piece->pages().bytes_huge();
+    kinds[piece->pages().kind()] += piece->bytes();
+    auto& node = nodes[piece->pages().node()];
+    node.node = piece->pages().node();
+    node.bytes += piece->bytes();
+    ++node.pieces;
+  }
+  Bytes most = 0;
+  for (const auto& [kind, bytes] : kinds) {
+    if (bytes > std::exchange(most, std::max(most, bytes))) stats.kind = kind;
+  }
+  for (const auto& [id, node] : nodes) stats.nodes.push_back(node);
+  return stats;
+}
+
+std::size_t HostPool::free_extents(const std::string& job, Bytes unit) const {
   std::size_t free = 0;
   for (const auto& piece : pieces_) {
-    if (piece->job == job && piece->unit == bytes) free += piece->free_count();
-  }
-  if (free < count) grow(job, (count - free) * bytes, bytes);
-  for (const auto& piece : pieces_) {
-    if (piece->job != job || piece->unit != bytes) continue;
-    while (extents.size() < count && piece->free_count() > 0) {
-      Extent extent;
-      extent.pool_ = shared_from_this();
-      extent.piece_ = piece.get();
-      extent.data_ = piece->take();
-      extent.bytes_ = bytes;
-      extents.push_back(std::move(extent));
+    if (piece->job != job) continue;
+    if (piece->unit() == unit) {
+      free += piece->free_count();
+    } else if (piece->is_free() && piece->suits(unit)) {
+      free += piece->bytes() / unit;
     }
   }
-  used_ += count * bytes;
+  return free;
+}
+
+// pre: free_extents(job, unit) >= count. Pieces of the wanted node first.
+std::vector<Extent> HostPool::take(const std::string& job, Bytes unit, std::size_t count,
+                                   int node) {
+  std::vector<Extent> extents;
+  extents.reserve(count);
+  for (const bool wanted : {true, false}) {
+    for (const auto& piece : pieces_) {
+      if (extents.size() == count) break;
+      if (piece->job != job || (node == kAnyNode || piece->pages().node() == node) != wanted) {
+        continue;
+      }
+      if (piece->unit() != unit && piece->is_free() && piece->suits(unit)) piece->cut(unit);
+      if (piece->unit() != unit) continue;
+      while (extents.size() < count && piece->free_count() > 0) {
+        piece->reserved_by = nullptr;
+        Extent extent;
+        extent.pool_ = shared_from_this();
+        extent.piece_ = piece.get();
+        extent.data_ = piece->take();
+        extent.bytes_ = unit;
+        extents.push_back(std::move(extent));
+      }
+    }
+  }
+  used_ += count * unit;
   return extents;
 }
 
-void HostPool::give_back(void* piece, std::byte* data, Bytes bytes) noexcept {
+// Free pieces that `may` go, the longest free first, into a list that the caller drops without the
+// lock, until they have `wanted` bytes. Returns the bytes.
+template <class Predicate>
+Bytes HostPool::evict(Pieces& into, Bytes wanted, Predicate may) {
+  Bytes bytes = 0;
+  while (bytes < wanted) {
+    auto oldest = pieces_.end();
+    for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
+      if (!(*piece)->is_free() || !may(**piece)) continue;
+      if (oldest == pieces_.end() || (*piece)->free_since < (*oldest)->free_since) oldest = piece;
+    }
+    if (oldest == pieces_.end()) break;
+    bytes += (*oldest)->bytes();
+    registered_ -= (*oldest)->bytes();
+    into.splice(into.end(), pieces_, oldest);
+  }
+  return bytes;
+}
+
+// Takes `bytes`, or more by a headroom, from the budget and checks that the host has them. Free
+// pieces make room. Returns the bytes claimed. Throws Refusal. pre: locked; unlocked on the way.
+Bytes HostPool::claim(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes,
+                      Bytes unit, bool headroom) {
+  // What `job` has free is not enough, but it has it: pieces that suit stay.
+  const auto may_go = [&](const HostPiece& piece) {
+    return piece.reserved_by == nullptr &&
+           (piece.job != job || (piece.unit() != unit && !piece.suits(unit)));
+  };
+  const auto left = [&] {
+    return budget_ > registered_ + growing_ ? budget_ - registered_ - growing_ : 0;
+  };
+  Pieces gone;
+  if (bytes > left()) evict(gone, bytes - left(), may_go);
+  if (bytes > left()) {
+    const Bytes available = left();
+    lock.unlock();
+    gone.clear();
+    lock.lock();
+    throw refuse("the pinned host pool is at its budget of " + megabytes(budget_), bytes,
+                 available);
+  }
+  // A job that grows in many small steps gets up to 2 % of what it has as headroom, so the number
+  // of registrations grows with the logarithm of its size.
+  Bytes job_bytes = 0;
+  for (const auto& piece : pieces_) job_bytes += piece->job == job ? piece->bytes() : 0;
+  Bytes claimed = bytes;
+  if (headroom) claimed = std::max(bytes, std::min(job_bytes / 50, left()) / unit * unit);
+  growing_ += claimed;
+  lock.unlock();
+  gone.clear();
+  Bytes available = host_bytes_available();
+  lock.lock();
+  if (bytes > available && evict(gone, bytes - available, may_go) > 0) {
+    lock.unlock();
+    gone.clear();
+    available = host_bytes_available();
+    lock.lock();
+  }
+  if (bytes > available) {
+    growing_ -= claimed;
+    throw refuse("this host has no memory left to pin", bytes, available);
+  }
+  if (claimed > available) growing_ -= std::exchange(claimed, bytes) - bytes;
+  return claimed;
+}
+
+std::unique_ptr<HostPiece> HostPool::make_piece(const std::string& job, Bytes bytes, Bytes unit,
+                                                int node, const std::atomic<bool>* cancel) const {
+  HostPages::Options options;
+  options.bytes = bytes;
+  options.bind = nodes_.size() > 1;
+  // What is free on each node changes; with one node there is nothing to choose.
+  options.node = options.bind ? choose_node(numa_nodes(), node, bytes) : nodes_.front();
+  options.cancel = cancel;
+  auto piece = std::make_unique<HostPiece>(job, unit, options, context_);
+  if (bytes >= kPauseFrom) {
+    const auto& table = context_->driver().table;
+    table.sleep_until_ns(table.now_ns() + kPauseNs);
+  }
+  return piece;
+}
+
+// All or none, in the caller's thread. pre: locked; unlocked while it grows.
+void HostPool::grow(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes,
+                    Bytes unit, int node) {
+  bytes = claim(lock, job, bytes, unit, true);
+  const Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
+  Pieces fresh;
+  lock.unlock();
+  try {
+    for (Bytes done = 0; done < bytes; done += fresh.back()->bytes()) {
+      fresh.push_back(make_piece(job, std::min(bytes - done, piece_max), unit, node, nullptr));
+    }
+  } catch (...) {
+    fresh.clear();
+    lock.lock();
+    growing_ -= bytes;
+    throw;
+  }
+  lock.lock();
+  growing_ -= bytes;
+  registered_ += bytes;
+  registrations_ += fresh.size();
+  pieces_.splice(pieces_.end(), fresh);
+}
+
+bool HostPool::is_growing(const std::string& job) const {
+  return std::ranges::any_of(background_, [&](const Background& background) {
+    return background.job == job && !background.growth->finished();
+  });
+}
+
+std::vector<Extent> HostPool::allocate(const std::string& job, Bytes bytes, std::size_t count,
+                                       int node) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const std::size_t free = free_extents(job, bytes);
+    if (free >= count) return take(job, bytes, count, node);
+    if (is_growing(job)) {
+      ++waits_;
+      grown_.wait(lock);
+      continue;
+    }
+    grow(lock, job, (count - free) * bytes, bytes, node);
+  }
+}
+
+std::shared_ptr<HostGrowth> HostPool::reserve(const std::string& job, Bytes bytes, int node) {
+  if (bytes == 0) throw UsageError("a host pool grows by at least one byte");
+  std::unique_lock lock(mutex_);
+  const Bytes unit = unit_ != 0 ? unit_ : HostPages::kHugeBytes;
+  std::list<Background> ended;  // their threads are at their end
+  for (auto one = background_.begin(); one != background_.end();) {
+    const auto next = std::next(one);
+    if (one->growth->finished()) ended.splice(ended.end(), background_, one);
+    one = next;
+  }
+  const Bytes total = claim(lock, job, round_up(bytes, unit), unit, false);
+  auto growth = std::make_shared<HostGrowth>(total);
+  background_.push_back({growth, job, {}});
+  try {
+    background_.back().thread = std::jthread(
+        [this, growth, job, unit, node] { grow_in_background(*growth, job, unit, node); });
+  } catch (const std::system_error&) {
+    background_.pop_back();
+    growing_ -= total;
+    throw refuse("no thread to grow the pinned host pool with", total, 0);
+  }
+  lock.unlock();
+  return growth;
+}
+
+// On the growth's thread. Pieces can be used as soon as they are there; what nobody uses by the
+// time the growth fails or is cancelled is given back.
+void HostPool::grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit,
+                                  int node) {
+  const Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
+  std::exception_ptr error;
+  Bytes left = growth.total();
+  try {
+    while (left > 0 && !growth.cancel_) {
+      const Bytes bytes = std::min(left, piece_max);
+      if (const Bytes available = host_bytes_available(); bytes > available) {
+        throw refuse("this host has no memory left to pin", bytes, available);
+      }
+      auto piece = make_piece(job, bytes, unit, node, &growth.cancel_);
+      piece->reserved_by = &growth;
+      const std::lock_guard lock(mutex_);
+      pieces_.push_back(std::move(piece));
+      growing_ -= bytes;
+      registered_ += bytes;
+      ++registrations_;
+      left -= bytes;
+      growth.done_ += bytes;
+      grown_.notify_all();
+    }
+  } catch (const HostPages::Cancelled&) {
+    // Said by what is done.
+  } catch (...) {
+    error = std::current_exception();
+  }
+  Pieces gone;
+  {
+    const std::lock_guard lock(mutex_);
+    growing_ -= left;
+    if (left > 0) {
+      growth.done_ -= evict(gone, growth.total(),
+                            [&](const HostPiece& piece) { return piece.reserved_by == &growth; });
+    }
+  }
+  gone.clear();
+  {
+    // Under the lock, so that nobody decides to wait for it in between.
+    const std::lock_guard lock(mutex_);
+    growth.end(std::move(error));
+  }
+  grown_.notify_all();
+}
+
+Bytes HostPool::trim(const std::string& job) {
+  Pieces gone;
+  std::unique_lock lock(mutex_);
+  const Bytes bytes =
+      evict(gone, ~Bytes{0}, [&](const HostPiece& piece) { return piece.job == job; });
+  lock.unlock();
+  return bytes;
+}
+
+Bytes HostPool::trim() {
+  Pieces gone;
+  std::unique_lock lock(mutex_);
+  const Bytes bytes = evict(gone, ~Bytes{0}, [](const HostPiece&) { return true; });
+  lock.unlock();
+  return bytes;
+}
+
+void HostPool::give_back(HostPiece* piece, std::byte* data, Bytes bytes) noexcept {
+  Pieces gone;  // dropped without the lock
   const std::lock_guard lock(mutex_);
   used_ -= bytes;
-  const auto found = std::ranges::find_if(
-      pieces_, [&](const auto& candidate) { return candidate.get() == piece; });
-  WEAVE_ASSERT(found != pieces_.end(), "an extent outlived its piece");
-  (*found)->give_back(data);
-  if (!(*found)->is_free()) return;
-  registered_ -= (*found)->bytes;
-  pieces_.erase(found);
+  piece->give_back(data);
+  if (!piece->is_free()) return;
+  piece->free_since = ++frees_;
+  Bytes kept = 0;
+  for (const auto& other : pieces_) {
+    kept += other->is_free() && other->reserved_by == nullptr ? other->bytes() : 0;
+  }
+  if (kept > budget_ / kKeptShare) {
+    evict(gone, kept - budget_ / kKeptShare,
+          [](const HostPiece& candidate) { return candidate.reserved_by == nullptr; });
+  }
 }
 
 }  // namespace weave

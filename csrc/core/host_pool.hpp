@@ -1,17 +1,29 @@
 // core/host_pool.hpp: pinned host memory. Pieces are memfds of at most 1 GiB, each given to one job
-// (so that one job's process can never map another's bytes) and registered PORTABLE on its own (one
-// registration of 512 GiB fails on r580 drivers, and a huge one blocks every other process).
-// Tenants take extents from the pieces of their job; an extent never crosses a registration's edge.
-// Simple form: one NUMA node, small pages. Lock: its own mutex, below Device's.
+// for its life (so that one job's process can never map another's bytes) and registered PORTABLE on
+// its own, with pauses (one registration of 512 GiB fails on r580 drivers, and a huge one blocks
+// every other process). Tenants take extents from the pieces of their job; an extent never crosses
+// a registration's edge. Each piece lies on one NUMA node.
+//
+// A piece that becomes free is kept for its job, because pinning is dear, but only so long as all
+// that are kept are at most an eighth of the budget; a growth that needs the memory, trim() and the
+// end of the job give them back.
+//
+// Lock: its own mutex, below Device's. Growing (mapping, touching, registering) is done without it.
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/driver.hpp"
+#include "core/host_growth.hpp"
+#include "core/host_piece.hpp"
 
 namespace weave {
 
@@ -31,24 +43,55 @@ class Extent {
   friend class HostPool;
   void drop() noexcept;
   std::shared_ptr<HostPool> pool_;
-  void* piece_ = nullptr;
+  HostPiece* piece_ = nullptr;
   std::byte* data_ = nullptr;
   Bytes bytes_ = 0;
 };
 
 class HostPool : public std::enable_shared_from_this<HostPool> {
  public:
+  static constexpr int kAnyNode = -1;
+  static constexpr Bytes kPieceMax = Bytes{1} << 30;
+
   // budget 0: what the host and its cgroup have free now, less a tenth. Registrations are made
   // under `context`, which the pool keeps alive.
-  HostPool(ContextRef context, Bytes budget);
+  HostPool(ContextRef context, Bytes budget, Bytes piece_max = kPieceMax);
+  // Cancels growths that still run.
   ~HostPool();
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
-  // `count` extents of `bytes` each for `job`, growing the pool as needed; all or none. Throws
-  // Refusal (host_memory) over the budget, DriverError if registering fails.
-  std::vector<Extent> allocate(const std::string& job, Bytes bytes, std::size_t count);
+  // `count` extents of `bytes` each for `job`, on `node` where it has memory, growing the pool as
+  // needed; all or none. Waits for a growth of that job that runs in the background, instead of
+  // pinning twice. Throws Refusal (host_memory) over the budget, DriverError if registering fails.
+  std::vector<Extent> allocate(const std::string& job, Bytes bytes, std::size_t count,
+                               int node = kAnyNode);
+  // Grow for `job` by `bytes`, rounded up to whole extents, on a thread of the pool. Throws Refusal
+  // at once where the budget or the host cannot give that much.
+  std::shared_ptr<HostGrowth> reserve(const std::string& job, Bytes bytes, int node = kAnyNode);
+  // Give back what nobody uses: of one job, or of all. Returns the bytes.
+  Bytes trim(const std::string& job);
+  Bytes trim();
+  // Extents will be this large (devices say so when they join): growths ahead are cut to suit.
+  void expect_unit(Bytes unit);
 
+  struct NodeStats {
+    int node = 0;
+    Bytes bytes = 0;
+    std::size_t pieces = 0;
+  };
+  struct Stats {
+    Bytes registered = 0, used = 0, growing = 0;
+    Bytes free = 0;                   // registered and used by nobody
+    Bytes reserved = 0;               // of these, asked for ahead
+    Bytes huge = 0;                   // mapped by huge pages
+    PageKind kind = PageKind::small;  // of most bytes
+    std::size_t pieces = 0;
+    std::uint64_t registrations = 0;  // ever made
+    std::uint64_t waits = 0;          // allocations that waited for a growth in the background
+    std::vector<NodeStats> nodes;     // pieces by node; -1: where the kernel does not confirm it
+  };
+  Stats stats() const;
   Bytes budget() const { return budget_; }
   Bytes registered() const;
   Bytes used() const;
@@ -58,16 +101,42 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
 
  private:
   friend class Extent;
-  class Piece;
-  void grow(const std::string& job, Bytes bytes, Bytes unit);
-  void give_back(void* piece, std::byte* data, Bytes bytes) noexcept;
+  using Pieces = std::list<std::unique_ptr<HostPiece>>;
+  struct Background {
+    std::shared_ptr<HostGrowth> growth;
+    std::string job;
+    std::jthread thread;
+  };
+
+  std::size_t free_extents(const std::string& job, Bytes unit) const;
+  std::vector<Extent> take(const std::string& job, Bytes unit, std::size_t count, int node);
+  Bytes claim(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes, Bytes unit,
+              bool headroom);
+  template <class Predicate>
+  Bytes evict(Pieces& into, Bytes wanted, Predicate may);
+  void grow(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes, Bytes unit,
+            int node);
+  void grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit, int node);
+  bool is_growing(const std::string& job) const;
+  std::unique_ptr<HostPiece> make_piece(const std::string& job, Bytes bytes, Bytes unit, int node,
+                                        const std::atomic<bool>* cancel) const;
+  void give_back(HostPiece* piece, std::byte* data, Bytes bytes) noexcept;
 
   const ContextRef context_;
   const Bytes budget_;
+  const Bytes piece_max_;
+  const std::vector<NumaNode> nodes_;
   mutable std::mutex mutex_;
-  std::list<std::unique_ptr<Piece>> pieces_;
+  std::condition_variable grown_;
+  Pieces pieces_;
+  std::list<Background> background_;
   Bytes registered_ = 0;
+  Bytes growing_ = 0;  // claimed from the budget, not registered yet
   Bytes used_ = 0;
+  Bytes unit_ = 0;
+  std::uint64_t frees_ = 0;
+  std::uint64_t registrations_ = 0;
+  std::uint64_t waits_ = 0;
 };
 
 }  // namespace weave

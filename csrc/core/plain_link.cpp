@@ -14,7 +14,7 @@ PlainLink::PlainLink(const ContextRef& context, Frames& frames, HostPool& host_p
       frames_(frames),
       out_(context),
       in_(context),
-      extents_(host_pool.allocate("weave-plain-copies", frames.block_bytes(), 2 * blocks)) {
+      extents_(host_pool.allocate(kPlainJob, frames.block_bytes(), 2 * blocks)) {
   try {
     while (taken_.size() < 2 * blocks) taken_.push_back(frames_.take());
   } catch (...) {
@@ -27,10 +27,9 @@ PlainLink::~PlainLink() {
   for (const FrameId frame : taken_) frames_.give_back(frame);
 }
 
-double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+void PlainLink::start(std::size_t blocks_out, std::size_t blocks_in) {
   const auto& table = context_->driver().table;
   const Bytes bytes = frames_.block_bytes();
-  const std::int64_t started = table.now_ns();
   for (std::size_t index = 0; index < std::max(blocks_out, blocks_in); ++index) {
     if (index < blocks_out) {
       cu::check(table.memcpy_dtoh_async(extents_[index].data(), frames_.home(taken_[index]), bytes,
@@ -44,9 +43,20 @@ double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
                 cu::Call::memcpy_htod_async, bytes);
     }
   }
+}
+
+void PlainLink::finish() {
+  const auto& table = context_->driver().table;
   cu::check(table.stream_synchronize(out_.raw()), cu::Call::stream_synchronize);
   cu::check(table.stream_synchronize(in_.raw()), cu::Call::stream_synchronize);
-  return static_cast<double>(table.now_ns() - started) / 1e9;
+}
+
+double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+  const auto now = context_->driver().table.now_ns;
+  const std::int64_t started = now();
+  start(blocks_out, blocks_in);
+  finish();
+  return seconds_between(started, now());
 }
 
 Bytes PlainLink::chunk_bytes(const CopyEngine& engine) const {
@@ -134,14 +144,19 @@ Bytes best_chunks(PlainLink& link, CopyEngine& engine) {
   return best;
 }
 
+void Device::require_empty(const char* operation) const {
+  for (const auto& tenant : tenants_) {
+    if (tenant->slots_on_device() > 0) {
+      throw UsageError(operation +
+                       (" needs a device that no tenant is on; suspend " + tenant->label()));
+    }
+  }
+}
+
 LinkRates Device::calibrate(Bytes bytes) {
   const Foreground lock(*this);
   require_open();
-  for (const auto& tenant : tenants_) {
-    if (tenant->slots_on_device() > 0) {
-      throw UsageError("calibrate needs a device that no tenant is on; suspend " + tenant->label());
-    }
-  }
+  require_empty("calibrate");
   const ContextScope scope(*context_);
   retry_unfinished();
   const std::size_t half = static_cast<std::size_t>(frames_->available()) / 2;
@@ -149,16 +164,32 @@ LinkRates Device::calibrate(Bytes bytes) {
   const std::size_t blocks = std::clamp<std::size_t>(bytes / block_bytes_, 1, half);
   auto link = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
   try {
-    const LinkRates rates = measure_rates(*link, block_bytes_);
+    LinkRates rates = measure_rates(*link, block_bytes_);
     engine_->set_sequential(is_sequential_faster(rates));
-    engine_->set_chunks(best_chunks(*link, *engine_));
+    rates.chunks = best_chunks(*link, *engine_);
     rates_ = rates;
   } catch (const DriverError&) {
     const bool settled = engine_->settle();
     if (!link->settle() || !settled) stuck_links_.push_back(std::move(link));
     throw;
   }
+  link.reset();
+  host_pool_->trim(kPlainJob);
   return *rates_;
+}
+
+void Device::use_rates(const LinkRates& rates) {
+  if (!is_plausible(rates)) throw UsageError("rates of a link are bytes per second, more than 0");
+  const Foreground lock(*this);
+  require_open();
+  engine_->set_sequential(is_sequential_faster(rates));
+  if (rates.chunks != 0) engine_->set_chunks(rates.chunks);
+  rates_ = rates;
+}
+
+std::optional<LinkRates> Device::rates() const {
+  const std::lock_guard lock(mutex_);
+  return rates_;
 }
 
 double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
@@ -171,6 +202,7 @@ double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
   retry_unfinished();
   if (plain_link_ == nullptr || plain_link_->blocks() < blocks) {
     plain_link_.reset();
+    host_pool_->trim(kPlainJob);
     if (static_cast<std::size_t>(frames_->available()) < 2 * blocks) {
       throw UsageError("plain copies of " + megabytes(blocks * block_bytes_) +
                        " need twice as much free on the device");

@@ -14,6 +14,9 @@
 
 namespace weave {
 
+// Whose pinned memory it takes.
+inline constexpr const char* kPlainJob = "weave-plain-copies";
+
 class PlainLink {
  public:
   // Holds frames and pinned memory for `blocks` blocks per direction until it dies. pre: the frames
@@ -27,6 +30,9 @@ class PlainLink {
   // Seconds for so many blocks out and in at once. pre: neither exceeds blocks(). Throws
   // DriverError.
   double copy(std::size_t blocks_out, std::size_t blocks_in);
+  // The same in two steps: queue the copies, and wait for all that are queued.
+  void start(std::size_t blocks_out, std::size_t blocks_in);
+  void finish();
   // Seconds for as many blocks as it holds to leave their frames and as many others to enter the
   // same ones, by the engine: a switch without its mapping. Throws DriverError; the engine has to
   // be settled then too.

@@ -1,8 +1,17 @@
 #include "core/report.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 
 namespace weave {
+
+bool is_plausible(const LinkRates& rates) {
+  return std::ranges::all_of(std::initializer_list<double>{rates.h2d, rates.d2h, rates.h2d_duplex,
+                                                           rates.d2h_duplex},
+                             [](double rate) { return std::isfinite(rate) && rate > 0; }) &&
+         rates.chunks <= 4096;
+}
 
 bool is_sequential_faster(const LinkRates& rates) {
   constexpr double kNoise = 1.02;  // below that the two are the same, and both at once it is

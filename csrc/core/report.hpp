@@ -13,6 +13,7 @@ namespace weave {
 // and each while both run. Measured by calibrate().
 struct LinkRates {
   double h2d = 0, d2h = 0, h2d_duplex = 0, d2h_duplex = 0;
+  Bytes chunks = 0;  // into how many the engine had best cut a switch; 0: not tried
 };
 
 struct SwitchReport {
@@ -36,6 +37,9 @@ struct SwitchReport {
 inline double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
   return static_cast<double>(end_ns - begin_ns) / 1e9;
 }
+
+// Positive and finite, all of them: what a measurement gives. Else somebody wrote it.
+bool is_plausible(const LinkRates& rates);
 
 // Whether the link moves bytes faster in one direction after the other than in both at once.
 bool is_sequential_faster(const LinkRates& rates);

@@ -85,10 +85,15 @@ inline constexpr int kGranularityMinimum = 0;
 
 inline constexpr int kAttributeIntegrated = 18;
 inline constexpr int kAttributeComputeMode = 20;
+inline constexpr int kAttributePciBusId = 33;
+inline constexpr int kAttributePciDeviceId = 34;
 inline constexpr int kAttributeAsyncEngineCount = 40;
+inline constexpr int kAttributePciDomainId = 50;
 inline constexpr int kAttributeVirtualMemoryManagement = 102;
 inline constexpr int kAttributePosixFdHandles = 103;
 inline constexpr int kAttributeGpuDirectRdmaWithVmm = 110;
+inline constexpr int kAttributeMpsEnabled = 133;
+inline constexpr int kAttributeHostNumaId = 134;
 
 inline constexpr unsigned kStreamDefault = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;

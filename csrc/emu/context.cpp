@@ -183,7 +183,10 @@ Status device_get_attribute(int* value, int attribute, Device device) {
   if (value == nullptr) return cu::kInvalidValue;
   switch (attribute) {
     case cu::kAttributeIntegrated:
+      *value = found->spec.integrated ? 1 : 0;
+      return cu::kSuccess;
     case cu::kAttributeComputeMode:
+    case cu::kAttributeMpsEnabled:
       *value = 0;
       return cu::kSuccess;
     case cu::kAttributeAsyncEngineCount:

@@ -24,6 +24,7 @@ struct Spec {
   double pageable_bytes_per_s = 0;
   double duplex = 0;     // share of a direction's bandwidth left while the other direction runs
   int engines = 0;       // copy engines per direction; they share the direction's bandwidth
+  bool integrated = false;  // says that device and host are one memory
   bool stepped = false;  // operations run one piece at a time, in an order drawn from the seed
   // Host-side latency per call.
   std::int64_t copy_ns = 0;

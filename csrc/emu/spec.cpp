@@ -242,6 +242,8 @@ bool apply(Spec& spec, const Entry& entry) {
     spec.duplex = plain(entry, 0.01, 1, "0.01 to 1");
   else if (key == "engines")
     spec.engines = static_cast<int>(whole(entry, 1, 4));
+  else if (key == "integrated")
+    spec.integrated = whole(entry, 0, 1) == 1;
   else if (key == "engine")
     spec.stepped = is_stepped(entry);
   else if (key == "copy")
@@ -329,11 +331,11 @@ Spec Spec::parse(std::string_view text) {
                     speed != nullptr ? plain(*speed, 1e-3, 1e6, "0.001 to 1000000") : 1.0);
   for (const auto& entry : given) {
     if (&entry == scale || &entry == speed || apply(spec, entry)) continue;
-    refuse(entry.key, entry.value,
-           "one of the keys scale, speed, capacity, granularity, block, h2d, d2h, duplex, "
-           "pageable, context, unmanaged, engine, engines, id, seed, copy, map, access, unmap, "
-           "create, "
-           "register");
+    refuse(
+        entry.key, entry.value,
+        "one of the keys scale, speed, capacity, granularity, block, h2d, d2h, duplex, "
+        "pageable, context, unmanaged, engine, engines, integrated, id, seed, copy, map, access, "
+        "unmap, create, register");
   }
   settle(spec, given);
   return spec;
@@ -365,6 +367,7 @@ std::string Spec::text() const {
   add_bytes("context", &Spec::context_bytes);
   add_bytes("unmanaged", &Spec::unmanaged_bytes);
   add("engines", std::to_string(engines), engines != base.engines);
+  add("integrated", "1", integrated);
   add("engine", "stepped", stepped);
   add_time("copy", &Spec::copy_ns);
   add_time("map", &Spec::map_ns);

@@ -284,14 +284,15 @@ def profile_command(
 
 @app.command(epilog="Example: weave doctor --device 'emulated:h800?scale=64'")
 def doctor(device: Device = "auto", as_json: Json = False, debug: Debug = False) -> int:
-    """Show versions, devices, and what this host allows."""
-    from weave_scheduler.doctor import doctor_tables, examine
+    """What this machine has: driver, device, link, memory, with a verdict and what to do."""
+    from weave_rt.doctor import examine
+    from weave_scheduler.doctor import doctor_tables, has_problem
 
     record = examine(device)
     _show(record, doctor_tables(record), as_json)
     for note in record["notes"]:
         _say(f"note: {note}", as_json)
-    return 0
+    return int(has_problem(record))
 
 
 @bench_app.command(epilog="Example: weave bench switch --device 'emulated:h20?scale=64'")
@@ -367,7 +368,7 @@ def _show(record: dict[str, Any], tables: list[Table], as_json: bool) -> None:
 def _rich(table: Table) -> RichTable:
     shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(table.columns):
-        shown.add_column(column, justify="left" if index == 0 else "right")
+        shown.add_column(column, justify="left" if index == 0 or table.prose else "right")
     for row in table.rows:
         shown.add_row(*row)
     return shown

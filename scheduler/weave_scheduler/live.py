@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import weave_rt
+from weave_rt.calibration import calibrated
 from weave_rt.conditions import now_utc
 from weave_rt.errors import GrowthRefused, HostMemoryError, UsageError
 from weave_scheduler.devices import OpenDevices, open_devices
@@ -139,10 +140,10 @@ def _prepare(loaded: SpecFile, work: Sequence[_Work], opened: OpenDevices) -> No
 
 
 def _calibrate(opened: OpenDevices, listener: Listener) -> None:
-    """Measure plain copies, so that the reports of switches have a limit to be held against."""
+    """Rates of plain copies, so that the reports of switches have a limit to be held against."""
     try:
         for device in opened.all:
-            device.calibrate()
+            calibrated(device)
     except HostMemoryError as error:  # a small budget; the jobs may still fit
         listener.note(f"switches are reported without a limit: {error}")
 

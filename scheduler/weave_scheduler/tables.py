@@ -27,11 +27,12 @@ Column = tuple[str, str, Callable[[Any], str]]
 @dataclass(frozen=True, slots=True)
 class Table:
     """Headed rows of text; a column that is blank in every row is left out, and so is a table of
-    names alone."""
+    names alone. ``prose``: words in all columns, no numbers to compare."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    prose: bool = False
 
 
 def job_table(summary: Row) -> Table:

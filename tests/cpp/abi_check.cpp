@@ -135,6 +135,9 @@ static_assert(is(cu::kGranularityMinimum, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 
 static_assert(is(cu::kAttributeIntegrated, CU_DEVICE_ATTRIBUTE_INTEGRATED));
 static_assert(is(cu::kAttributeComputeMode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
+static_assert(is(cu::kAttributePciBusId, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID));
+static_assert(is(cu::kAttributePciDeviceId, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID));
+static_assert(is(cu::kAttributePciDomainId, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID));
 static_assert(is(cu::kAttributeAsyncEngineCount, CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT));
 static_assert(is(cu::kAttributeVirtualMemoryManagement,
                  CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED));
@@ -142,6 +145,10 @@ static_assert(is(cu::kAttributePosixFdHandles,
                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
 static_assert(is(cu::kAttributeGpuDirectRdmaWithVmm,
                  CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED));
+#if CUDA_VERSION >= 12090
+static_assert(is(cu::kAttributeMpsEnabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED));
+static_assert(is(cu::kAttributeHostNumaId, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
+#endif
 
 static_assert(is(cu::kStreamDefault, CU_STREAM_DEFAULT));
 static_assert(is(cu::kStreamNonBlocking, CU_STREAM_NON_BLOCKING));

@@ -169,3 +169,35 @@ TEST(everything_is_freed_whatever_context_is_current) {
     CHECK_EQ(open_descriptors(), descriptors);
   }
 }
+
+namespace {
+
+// Real drivers refuse registrations from 512 GiB on; this one from five blocks on.
+cu::Status register_four_blocks(void* address, std::size_t bytes, unsigned flags) {
+  if (bytes > 4 * kBlock) return cu::kOutOfMemory;
+  return counted_table().mem_host_register(address, bytes, flags);
+}
+
+}  // namespace
+
+TEST(a_driver_that_refuses_large_registrations_is_given_small_ones) {
+  static_assert(HostPool::kPieceMax <= Bytes{1} << 30);
+  const int ordinal = emu::add_device(emu::Spec::parse(spec_with_seed(kSixteenBlocks)));
+  cu::Table table = counted_table();
+  table.mem_host_register = register_four_blocks;
+  {
+    const auto driver = std::make_shared<Driver>(table, ordinal, [] {});
+    auto options = options_with();
+    options.host_pool = std::make_shared<HostPool>(std::make_shared<Context>(driver),
+                                                   Bytes{1} << 30, 4 * kBlock);
+    Device device(driver, options);
+    Patterned a;
+    attach(device, a, "a", 1, 14, 0);
+    CHECK(device.host_pool()->pieces() >= 4);
+    device.suspend(a.tenant, 60);
+    device.resume(a.tenant, 60);
+    CHECK(a.intact());
+  }
+  check_nothing_left(ordinal);
+  emu::remove_device(ordinal);
+}

@@ -260,6 +260,16 @@ TEST(sweep_calibrate) {
          [](Pair& pair) { pair.device->calibrate(2 * kBlock); }});
 }
 
+TEST(sweep_slowdown) {
+  sweep({"slowdown",
+         [](Pair& pair) {
+           pair.attach_both();
+           pair.device->suspend(pair.a.tenant, 60);
+           pair.device->suspend(pair.b.tenant, 60);
+         },
+         [](Pair& pair) { pair.device->slowdown(2 * kBlock, 0); }});
+}
+
 TEST(sweep_close_tenant) {
   const auto act = [](Pair& pair) {
     if (pair.b.tenant == nullptr) return;

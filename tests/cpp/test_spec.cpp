@@ -103,6 +103,7 @@ TEST(text_round_trips) {
       "h800?scale=3.7&speed=0.3&duplex=0.61&id=node-1.gpu_0&seed=18446744073709551615");
   check_round_trip("h100?scale=64&context=0&unmanaged=12345B&engines=2&copy=0&create=7ns");
   check_round_trip("h20?scale=64&engine=stepped&engines=2&seed=4");
+  check_round_trip("h20?scale=64&integrated=1");
   CHECK(!Spec::parse("h20?engine=threads").stepped);
   check_round_trip("h200?h2d=123456.789KB/s&granularity=4MiB&block=8MiB&pageable=1TB/s");
 }

@@ -1,20 +1,20 @@
-"""What the host allows: limits of the process, memory, cgroup, huge pages. Linux; read only.
+"""What the host allows: limits of the process, memory, cgroup, NUMA nodes. Linux; read only.
 
 What cannot be read on this machine is absent from the answer.
 """
 
 from __future__ import annotations
 
-import re
 import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cgroup_memory", "host_limits", "memory_info"]
+__all__ = ["cgroup_memory", "host_limits", "memory_info", "numa_nodes", "pci_node"]
 
 _CGROUP = Path("/sys/fs/cgroup")
-_THP = Path("/sys/kernel/mm/transparent_hugepage")
+_NODES = Path("/sys/devices/system/node")
+_PCI = Path("/sys/bus/pci/devices")
 _UNLIMITED_BYTES = 2**60  # cgroup v1 writes a number near 2^63 for no limit
 
 
@@ -29,18 +29,12 @@ def host_limits() -> dict[str, Any]:
     for name, key in (
         ("memory_total_bytes", "MemTotal"),
         ("memory_available_bytes", "MemAvailable"),
-        ("hugetlb_page_bytes", "Hugepagesize"),
-        ("hugetlb_pages_total", "HugePages_Total"),
-        ("hugetlb_pages_free", "HugePages_Free"),
     ):
         if key in memory:
             limits[name] = memory[key]
     limits.update(cgroup_memory())
-    for name, file in (("thp", "enabled"), ("thp_shmem", "shmem_enabled")):
-        with suppress(OSError):
-            chosen = re.search(r"\[(\S+)\]", (_THP / file).read_text())
-            if chosen:
-                limits[name] = chosen.group(1)
+    with suppress(OSError, ValueError):
+        limits["mappings_max"] = int(Path("/proc/sys/vm/max_map_count").read_text())
     return limits
 
 
@@ -54,6 +48,36 @@ def memory_info(path: Path = Path("/proc/meminfo")) -> dict[str, int]:
             if words and words[0].isdigit():
                 found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return found
+
+
+def numa_nodes(root: Path = _NODES) -> list[dict[str, Any]]:
+    """Nodes that have memory: ``node``, ``cpus`` (a list like 0-7,16), ``memory_total_bytes``,
+    ``memory_free_bytes``. Empty where the kernel does not say."""
+    nodes: list[dict[str, Any]] = []
+    for folder in sorted(root.glob("node[0-9]*"), key=lambda one: int(one.name[4:])):
+        memory: dict[str, int] = {}
+        with suppress(OSError, ValueError):
+            for line in (folder / "meminfo").read_text().splitlines():
+                words = line.split()  # Node 0 MemTotal: 1024 kB
+                memory[words[2].rstrip(":")] = int(words[3]) * 1024
+            if memory.get("MemTotal", 0) > 0:
+                nodes.append(
+                    {
+                        "node": int(folder.name[4:]),
+                        "cpus": (folder / "cpulist").read_text().strip(),
+                        "memory_total_bytes": memory["MemTotal"],
+                        "memory_free_bytes": memory.get("MemFree", 0),
+                    }
+                )
+    return nodes
+
+
+def pci_node(domain: int, bus: int, device: int, root: Path = _PCI) -> int | None:
+    """The NUMA node of a PCI device; None where the system does not say."""
+    with suppress(OSError, ValueError):
+        node = int((root / f"{domain:04x}:{bus:02x}:{device:02x}.0" / "numa_node").read_text())
+        return node if node >= 0 else None
+    return None
 
 
 def cgroup_memory(
