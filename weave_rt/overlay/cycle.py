@@ -1,0 +1,92 @@
+"""What one cycle of turns costs under a plan, switch by switch, once it repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weave_rt.overlay.map import Moved, ResidencyMap
+from weave_rt.overlay.model import Link, TenantBlocks
+
+__all__ = ["Switch", "cyclic_order", "run_cycle"]
+
+MOST_CYCLES = 6  # until the map repeats itself; two are the rule
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One switch of the cycle; blocks.
+
+    Attributes:
+        outgoing, incoming: tenants by number.
+        foreground: copied while the device waits for it.
+        background: copied before, behind the turn of `outgoing`.
+        modelled_s: the least time that the link needs for the foreground copies.
+    """
+
+    outgoing: int
+    incoming: int
+    foreground: Moved
+    background: Moved
+    modelled_s: float
+
+
+def cyclic_order(tenants: Sequence[TenantBlocks]) -> list[int]:
+    """One cycle: each tenant as often as it has turns, spread evenly, ties in the order given."""
+    slots = [
+        ((turn + 0.5) / one.turns, at)
+        for at, one in enumerate(tenants)
+        for turn in range(one.turns)
+    ]
+    return [at for _, at in sorted(slots)]
+
+
+def run_cycle(
+    tenants: Sequence[TenantBlocks],
+    frames: int,
+    block_bytes: int,
+    link: Link,
+    order: Sequence[int],
+    movable: Sequence[int] | None,
+) -> list[Switch]:
+    """The switches of a cycle that repeats itself, the first one into `order[0]`.
+
+    Args:
+        movable: blocks of each tenant that may leave, moved in the foreground; None: any block, and
+            background copies go on behind every turn."""
+    there = ResidencyMap(tenants, frames, movable)
+    # From each place of the cycle: the other tenants, the one whose next use is farthest first.
+    farthest = [
+        [at for at in dict.fromkeys([*order[place + 1 :], *order[:place]]) if at != order[place]]
+        for place in range(len(order))
+    ]
+    for others in farthest:
+        others.reverse()
+    idle = [others[:-1] for others in farthest]  # without the next one
+    budgets = [link.background_blocks(one.phase_s, block_bytes) for one in tenants]
+    moves: list[tuple[Moved, Moved]] = []
+    nothing = Moved()
+    before: object = None
+    for _ in range(MOST_CYCLES):
+        moves = []
+        for place, incoming in enumerate(order):
+            background = nothing
+            if movable is None and there.running not in (None, incoming):
+                budget = budgets[order[place - 1]]
+                background = there.prefetch(incoming, idle[place - 1], budget)
+            moves.append((there.switch(incoming, farthest[place]), background))
+        after = there.state()
+        if after == before:
+            break
+        before = after
+    return [
+        Switch(
+            order[place - 1],
+            incoming,
+            foreground,
+            background,
+            link.limit_s(foreground.out * block_bytes, foreground.into * block_bytes),
+        )
+        for place, (incoming, (foreground, background)) in enumerate(zip(order, moves, strict=True))
+        if incoming != order[place - 1]
+    ]
