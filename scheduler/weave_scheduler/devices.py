@@ -10,15 +10,19 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import weave_rt
-from weave_rt._core import parse_emulated
+from weave_rt._core import cuda_driver, parse_emulated
 from weave_rt.device import open_beside, resolve_spec
 from weave_rt.errors import UsageError
 from weave_scheduler.document import SpecError
+from weave_scheduler.gpus import Gpu
 from weave_scheduler.records import DeviceRecord
 from weave_scheduler.spec import POOLS, Devices
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["OpenDevices", "describe", "open_devices"]
+__all__ = ["OpenDevices", "describe", "listed_gpus", "open_devices"]
+
+# Of a GPU that was not measured: block, context, one-way rates and duplex of the named models.
+_LIKE_EMULATED = (64 << 20, 500_000_000, 55e9, 55e9, 0.75)
 
 
 class OpenDevices:
@@ -140,4 +144,45 @@ def describe(device: weave_rt.Device, pool: str, index: int) -> DeviceRecord:
         scale=device.scale,
         speed=device.speed,
         host_limited=device.host_limited,
+    )
+
+
+def listed_gpus(loaded: SpecFile) -> dict[str, Gpu]:
+    """The GPU of each pool that the spec lists devices for, without opening any: the first one,
+    since all of a pool are alike. Raises SpecError with the line of an entry that is none."""
+    found: dict[str, Gpu] = {}
+    if loaded.spec.devices is None:
+        return found
+    for pool in POOLS:
+        for index, text in enumerate(getattr(loaded.spec.devices, pool)):
+            try:
+                gpu = _gpu(text, pool)
+            except UsageError as error:
+                raise _wrong_device(loaded, pool, index, str(error)) from None
+            if gpu is not None:
+                found.setdefault(pool, gpu)
+    return found
+
+
+def _gpu(text: str, pool: str) -> Gpu | None:
+    spec = resolve_spec(text, pool)
+    if not spec.startswith("emulated:"):
+        ordinal = int(spec.partition(":")[2])
+        listed = cuda_driver()["devices"]
+        for one in listed if isinstance(listed, list) else []:
+            if one["ordinal"] == ordinal:
+                return Gpu(spec, one["total_bytes"], *_LIKE_EMULATED)
+        return None
+    known = parse_emulated(spec)
+    of = {key: float(value) for key, value in known.items() if isinstance(value, int | float)}
+    scale, pace = of["scale"], of["scale"] / of["speed"]
+    return Gpu(
+        text,
+        round(of["capacity_bytes"] * scale),
+        round(of["block_bytes"] * scale),
+        round(of["context_bytes"] * scale),
+        of["d2h_bytes_per_s"] * pace,
+        of["h2d_bytes_per_s"] * pace,
+        of["duplex"],
+        round(of["unmanaged_bytes"] * scale),
     )

@@ -23,6 +23,7 @@ from weave_scheduler.policies.memory import host_bytes
 from weave_scheduler.policies.names import policy_of
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.policies.snapshot import snapshot
+from weave_scheduler.residency import device_records
 
 __all__ = ["Plan", "group_record", "make_plan", "one_group"]
 
@@ -48,13 +49,15 @@ def make_plan(
     settings: Settings,
     policy: str = "weave",
     why: str | None = None,
+    residency: str = "auto",
 ) -> Plan:
     """Place the jobs in the given order. ``why``: the job whose decision explains itself (default:
-    the last one). Raises ValueError for a name that no job has."""
+    the last one). ``residency``: the plan of each device whose GPU is known. Raises ValueError for
+    a name that no job has."""
     asked = why if why is not None else jobs[-1].name
     if asked not in {job.name for job in jobs}:
         raise ValueError(f"job {asked!r} is not in the spec")
-    desk = Desk(policy_of(policy, settings), pools)
+    desk = Desk(policy_of(policy, settings, pools), pools)
     explained: Decision | None = None
     taken: dict[str, Any] = {}
     refused: list[dict[str, str]] = []
@@ -73,6 +76,13 @@ def make_plan(
         "policy": policy,
         "intra": settings.intra,
         "mode": settings.mode,
+        "devices": [
+            record
+            for one in residents
+            for record in device_records(
+                one.group, desk.cluster.pools, settings.intra, residency, one.order
+            )
+        ],
         "groups": [group_record(one, desk.cluster.pools, settings) for one in residents],
         "waiting": waiting,
         "refused": refused,

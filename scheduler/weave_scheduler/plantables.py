@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weave_scheduler.devicetables import device_tables
 from weave_scheduler.tables import Table
 from weave_scheduler.units import format_bytes, format_duration, format_money
 
@@ -19,6 +20,7 @@ def plan_tables(record: Row) -> list[Table]:
         _groups(record["groups"]),
         _jobs(record["groups"]),
         _memory(record["groups"]),
+        *device_tables(record.get("devices", ())),
         Table(
             "Not placed",
             ["job", "why"],

@@ -5,7 +5,7 @@ ask the same thing. Sizes are in blocks, times in seconds. ARCHITECTURE.md has t
 and `map` the two rules, `plan` the choice between them, `members` joining, leaving and growing.
 """
 
-from weave_rt.overlay.cycle import Switch, cyclic_order, run_cycle
+from weave_rt.overlay.cycle import Switch, Turn, cyclic_order, run_cycle
 from weave_rt.overlay.fewest import closed_form_window, moving_blocks
 from weave_rt.overlay.map import Given, Moved, ResidencyMap
 from weave_rt.overlay.members import Planner
@@ -30,6 +30,7 @@ __all__ = [
     "ResidencyMap",
     "Switch",
     "TenantBlocks",
+    "Turn",
     "Unmanaged",
     "Usable",
     "blocks_of",

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from weave_rt.overlay.map import Moved, ResidencyMap
 from weave_rt.overlay.model import Link, TenantBlocks
 
-__all__ = ["Switch", "cyclic_order", "run_cycle"]
+__all__ = ["Switch", "Turn", "cyclic_order", "run_cycle"]
+
+#: A turn of a cycle: the tenant's number, and how many seconds it takes at least nearly always.
+Turn = tuple[int, float]
 
 MOST_CYCLES = 6  # until the map repeats itself; two are the rule
 
@@ -31,14 +34,14 @@ class Switch:
     modelled_s: float
 
 
-def cyclic_order(tenants: Sequence[TenantBlocks]) -> list[int]:
+def cyclic_order(tenants: Sequence[TenantBlocks]) -> list[Turn]:
     """One cycle: each tenant as often as it has turns, spread evenly, ties in the order given."""
     slots = [
         ((turn + 0.5) / one.turns, at)
         for at, one in enumerate(tenants)
         for turn in range(one.turns)
     ]
-    return [at for _, at in sorted(slots)]
+    return [(at, tenants[at].phase_s) for _, at in sorted(slots)]
 
 
 def run_cycle(
@@ -46,15 +49,16 @@ def run_cycle(
     frames: int,
     block_bytes: int,
     link: Link,
-    order: Sequence[int],
+    turns: Sequence[Turn],
     movable: Sequence[int] | None,
 ) -> list[Switch]:
-    """The switches of a cycle that repeats itself, the first one into `order[0]`.
+    """The switches of a cycle that repeats itself, the first one into that of `turns[0]`.
 
     Args:
         movable: blocks of each tenant that may leave, moved in the foreground; None: any block, and
             background copies go on behind every turn."""
     there = ResidencyMap(tenants, frames, movable)
+    order = [at for at, _ in turns]
     # From each place of the cycle: the other tenants, the one whose next use is farthest first.
     farthest = [
         [at for at in dict.fromkeys([*order[place + 1 :], *order[:place]]) if at != order[place]]
@@ -63,7 +67,7 @@ def run_cycle(
     for others in farthest:
         others.reverse()
     idle = [others[:-1] for others in farthest]  # without the next one
-    budgets = [link.background_blocks(one.phase_s, block_bytes) for one in tenants]
+    budgets = [link.background_blocks(seconds, block_bytes) for _, seconds in turns]
     moves: list[tuple[Moved, Moved]] = []
     nothing = Moved()
     before: object = None
@@ -72,8 +76,7 @@ def run_cycle(
         for place, incoming in enumerate(order):
             background = nothing
             if movable is None and there.running not in (None, incoming):
-                budget = budgets[order[place - 1]]
-                background = there.prefetch(incoming, idle[place - 1], budget)
+                background = there.prefetch(incoming, idle[place - 1], budgets[place - 1])
             moves.append((there.switch(incoming, farthest[place]), background))
         after = there.state()
         if after == before:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from weave_rt.errors import DoesNotFit, GrowthRefused, HostMemoryError, UsageError
+from weave_rt.overlay.cycle import Turn
 from weave_rt.overlay.model import Link, TenantBlocks
 from weave_rt.overlay.plan import Plan, make_plan
 
@@ -31,7 +32,7 @@ class Planner:
     background: bool = True
     host_blocks: int | None = None
 
-    def plan(self, tenants: Sequence[TenantBlocks], order: Sequence[int] | None = None) -> Plan:
+    def plan(self, tenants: Sequence[TenantBlocks], order: Sequence[Turn] | None = None) -> Plan:
         """The plan for these tenants; `order` as `make_plan` takes it.
 
         Where the host pool cannot take what a plan must be able to move out, `auto` takes the one
@@ -81,7 +82,7 @@ class Planner:
             ) from None
 
     def _planned(
-        self, tenants: Sequence[TenantBlocks], kind: str, order: Sequence[int] | None
+        self, tenants: Sequence[TenantBlocks], kind: str, order: Sequence[Turn] | None
     ) -> Plan:
         return make_plan(
             tenants,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weave_rt.errors import UsageError
-from weave_rt.overlay.cycle import Switch, cyclic_order, run_cycle
+from weave_rt.overlay.cycle import Switch, Turn, cyclic_order, run_cycle
 from weave_rt.overlay.fewest import check_feasible, moving_blocks
 from weave_rt.overlay.model import Link, TenantBlocks
 
@@ -28,7 +28,7 @@ class Plan:
     Attributes:
         kind: `fewest-bytes` or `least-stall`.
         movable: of each tenant, how many blocks may leave while it is idle.
-        next_use: tenant numbers in the order of turns of one cycle.
+        order: the turns of one cycle.
         switches: of a cycle that repeats itself.
         others: kind and (foreground seconds, blocks) per cycle of the plans not taken.
     """
@@ -38,7 +38,7 @@ class Plan:
     frames: int
     block_bytes: int
     movable: tuple[int, ...]
-    next_use: tuple[int, ...]
+    order: tuple[Turn, ...]
     switches: tuple[Switch, ...]
     others: dict[str, tuple[float, int]] = field(default_factory=dict)
 
@@ -78,14 +78,15 @@ def make_plan(
     kind: str = "auto",
     *,
     background: bool = True,
-    order: Sequence[int] | None = None,
+    order: Sequence[Turn] | None = None,
 ) -> Plan:
     """Plan one device.
 
     Args:
         kind: `auto`, `fewest-bytes` or `least-stall`.
         background: whether copies behind a phase are allowed; without them it is fewest-bytes.
-        order: one cycle of turns, tenants by number; default: spread evenly.
+        order: one cycle of turns in the place of the tenants' `turns` and `phase_s`, which are
+            spread evenly otherwise.
 
     Raises DoesNotFit for a tenant larger than the device, UsageError."""
     if kind not in KINDS:
@@ -94,7 +95,7 @@ def make_plan(
         raise UsageError("two tenants of one device have the same name")
     check_feasible(tenants, frames)
     turns = cyclic_order(tenants) if order is None else list(order)
-    if order is not None and set(turns) != set(range(len(tenants))):
+    if {at for at, _ in turns} != set(range(len(tenants))):
         raise UsageError(f"order {turns!r} must have every tenant from 0 to {len(tenants) - 1}")
 
     def planned(of: str) -> Plan:
