@@ -7,6 +7,7 @@ and `map` the two rules, `plan` the choice between them, `members` joining, leav
 
 from weave_rt.overlay.cycle import Switch, Turn, cyclic_order, run_cycle
 from weave_rt.overlay.fewest import closed_form_window, moving_blocks
+from weave_rt.overlay.live import RegionBlocks, quotas, tenant_blocks
 from weave_rt.overlay.map import Given, Moved, ResidencyMap
 from weave_rt.overlay.members import Planner
 from weave_rt.overlay.model import (
@@ -27,6 +28,7 @@ __all__ = [
     "Moved",
     "Plan",
     "Planner",
+    "RegionBlocks",
     "ResidencyMap",
     "Switch",
     "TenantBlocks",
@@ -38,7 +40,9 @@ __all__ = [
     "cyclic_order",
     "make_plan",
     "moving_blocks",
+    "quotas",
     "run_cycle",
+    "tenant_blocks",
     "tenth",
     "usable_frames",
 ]

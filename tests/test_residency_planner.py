@@ -7,12 +7,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from set_systems import least_copies
 
+from weave_rt.benchmarks.bruteforce import LARGEST, least_copies, random_instance
 from weave_rt.errors import DoesNotFit, GrowthRefused, HostMemoryError, UsageError
 from weave_rt.overlay import (
     Link,
     Planner,
+    RegionBlocks,
     ResidencyMap,
     TenantBlocks,
     Unmanaged,
@@ -20,13 +21,14 @@ from weave_rt.overlay import (
     cyclic_order,
     make_plan,
     moving_blocks,
+    quotas,
+    tenant_blocks,
     tenth,
     usable_frames,
 )
 
 LINK = Link(55e9, 55e9, 0.75 * 55e9, 0.75 * 55e9)
 GB = 10**9
-LARGEST = {2: 12, 3: 7, 4: 5, 5: 3}  # blocks per tenant that brute force can do in a moment
 
 
 def tenants_of(*sizes: int | tuple[int, ...], phase_s: float = 1e6) -> list[TenantBlocks]:
@@ -35,19 +37,6 @@ def tenants_of(*sizes: int | tuple[int, ...], phase_s: float = 1e6) -> list[Tena
     return [
         TenantBlocks(chr(ord("a") + at), *part, phase_s=phase_s) for at, part in enumerate(parts)
     ]
-
-
-def random_tenants(rng: random.Random, largest: dict[int, int], turns: int = 1):
-    """Mixed policies and unequal sizes, and a device that holds each of them alone."""
-    count = rng.choice(list(largest))
-    tenants = []
-    for at in range(count):
-        size = rng.randint(1, largest[count])
-        low, high = sorted(rng.choices(range(size + 1), k=2))
-        parts = (low, high - low, size - high)
-        tenants.append(TenantBlocks(str(at), *parts, rng.randint(1, turns), 1e6))
-    sizes = [one.blocks for one in tenants]
-    return tenants, rng.randint(max(sizes), sum(sizes))
 
 
 def copies(tenants: Sequence[TenantBlocks], moving: Sequence[int]) -> int:
@@ -63,7 +52,7 @@ def test_fewest_bytes_equals_brute_force_on_random_instances():
     rng = random.Random(11)
     shapes = {"moves": 0, "free": 0, "small": 0, "discard": 0}
     for _ in range(700):
-        tenants, frames = random_tenants(rng, LARGEST)
+        tenants, frames = random_instance(rng, LARGEST)
         moving = moving_blocks(tenants, frames)
         static = sum(one.blocks - m for one, m in zip(tenants, moving, strict=True))
         assert static + max(moving) <= frames, (tenants, frames)
@@ -88,14 +77,14 @@ def test_no_number_of_moving_blocks_beats_the_plan_with_unequal_turns():
         return min(least(tenants, frames, at + 1, (*moving, m)) for m in sizes)
 
     for _ in range(150):
-        tenants, frames = random_tenants(rng, {2: 7, 3: 4, 4: 3}, turns=3)
+        tenants, frames = random_instance(rng, {2: 7, 3: 4, 4: 3}, turns=3)
         assert copies(tenants, moving_blocks(tenants, frames)) == least(tenants, frames)
 
 
 def test_a_cycle_costs_at_most_what_the_moving_blocks_cost():
     rng = random.Random(13)
     for _ in range(300):
-        tenants, frames = random_tenants(rng, {2: 12, 3: 9, 4: 9, 5: 9}, turns=3)
+        tenants, frames = random_instance(rng, {2: 12, 3: 9, 4: 9, 5: 9}, turns=3)
         plan = make_plan(tenants, frames, GB, LINK, "fewest-bytes")
         bound = copies(tenants, plan.movable)
         assert plan.blocks_per_cycle <= bound
@@ -108,7 +97,7 @@ def test_any_order_of_arrival_keeps_the_bound_of_a_switch(seed):
     """FIFO that deviates from the cycle moves at most the window each way."""
     rng = random.Random(seed)
     for _ in range(40):
-        tenants, frames = random_tenants(rng, {2: 20, 3: 20, 5: 20, 9: 20})
+        tenants, frames = random_instance(rng, {2: 20, 3: 20, 5: 20, 9: 20})
         moving = moving_blocks(tenants, frames)
         there = ResidencyMap(tenants, frames, moving)
         seen: list[int] = []
@@ -128,7 +117,7 @@ def test_any_order_of_arrival_keeps_the_bound_of_a_switch(seed):
 def test_least_stall_reaches_the_lower_bound_of_every_switch():
     rng = random.Random(14)
     for _ in range(400):
-        tenants, frames = random_tenants(rng, {2: 14, 3: 12, 4: 12, 6: 12})
+        tenants, frames = random_instance(rng, {2: 14, 3: 12, 4: 12, 6: 12})
         plan = make_plan(tenants, frames, GB, LINK, "least-stall")
         for one in plan.switches:
             x, y = tenants[one.outgoing], tenants[one.incoming]
@@ -152,7 +141,7 @@ def test_what_does_not_fit_behind_the_phase_is_copied_in_the_foreground():
 def test_an_unexpected_arrival_costs_bytes_only():
     rng = random.Random(15)
     for _ in range(60):
-        tenants, frames = random_tenants(rng, {2: 14, 3: 12, 5: 12})
+        tenants, frames = random_instance(rng, {2: 14, 3: 12, 5: 12})
         there = ResidencyMap(tenants, frames)
         count = len(tenants)
         for _ in range(40):
@@ -385,3 +374,25 @@ def test_the_limit_is_that_of_the_switch_report():
     assert link.limit_s(10, 0) == 1.0
     assert link.limit_s(0, 10) == 0.5
     assert link.limit_s(10, 40) == 2.0 + 20 / 20.0
+
+
+class TestLive:
+    def test_regions_become_blocks_by_policy(self):
+        regions = [
+            RegionBlocks("keep", 5),
+            RegionBlocks("keep", 4, clean=4),
+            RegionBlocks("reload", 3),
+            RegionBlocks("discard", 2),
+        ]
+        found = tenant_blocks("a", regions, [3.0, 1.0, 2.0], turns=2)
+        assert found == TenantBlocks("a", 5, 7, 2, 2, 1.2)
+        assert tenant_blocks("a", []) == TenantBlocks("a")
+        with pytest.raises(UsageError, match="'forget'"):
+            tenant_blocks("a", [RegionBlocks("forget", 1)])
+
+    def test_quotas_leave_out_what_is_discarded(self):
+        plan = make_plan(tenants_of((40, 0, 30), (60, 0, 0)), 100, GB, LINK, "fewest-bytes")
+        # A window of 30 holds what a discards; of the 100 blocks kept, 30 must leave.
+        assert sum(quotas(plan).values()) == 30
+        assert quotas(plan) == {"a": 0, "b": 30}
+        assert quotas(make_plan(tenants_of(3, 4), 9, GB, LINK)) == {"a": 0, "b": 0}
