@@ -15,7 +15,7 @@ from weave_scheduler.laws import Constant, Lognormal
 from weave_scheduler.model import Gpu, Group, Member, Need, Node, Placement, PoolModel, common_job
 from weave_scheduler.policies.memory import memory_mistake, summed_host_bytes, too_large_alone
 from weave_scheduler.policies.residency import PlannedResidency, residency_of
-from weave_scheduler.residency import cycle_of, device_records, tenth_s
+from weave_scheduler.residency import cycle_of, device_records, plan_nodes, switch_costs, tenth_s
 from weave_scheduler.specfile import parse_spec
 
 GB = 10**9
@@ -89,6 +89,15 @@ class TestCommand:
             assert (one["modelled_s"] > 0) == (one["foreground_bytes"] > 0)
         assert train["bytes_per_cycle"] == 0
 
+    def test_iterations_are_also_given_with_switches(self, tmp_path):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(plan="fewest-bytes"))
+        record = json.loads(weave("plan", path, "--json").stdout)
+        switches = record["devices"][0]["switches"]
+        for member in record["groups"][0]["members"]:
+            longer = member["iteration_switched_s"] - member["iteration_mean_s"]
+            assert longer == pytest.approx(sum(one["modelled_s"] for one in switches))
+
     def test_the_plan_of_the_spec_is_taken(self, tmp_path):
         few, quick = (self.planned(tmp_path, kind)[0] for kind in ("fewest-bytes", "least-stall"))
         assert (few["plan"], quick["plan"]) == ("fewest-bytes", "least-stall")
@@ -141,14 +150,16 @@ class TestCommand:
 
 def test_every_gpu_of_a_node_has_its_share():
     group = group_of(keep(400 * GB), keep(400 * GB))
-    records = device_records(group, pools_of(gpus=8), "fifo", "fewest-bytes")
+    records = device_records(plan_nodes(group, pools_of(gpus=8), "fifo", "fewest-bytes"))
     assert [one["device"] for one in records] == [f"rollout:{at}" for at in range(8)]
     assert all(one["tenants"][0]["keep"] == 50 * GB for one in records)
     assert len({json.dumps({**one, "device": ""}) for one in records}) == 1
 
 
 def test_what_cannot_be_planned_says_why():
-    (record,) = device_records(group_of(keep(50 * GB), keep(99 * GB)), pools_of(), "fifo")
+    (record,) = device_records(
+        plan_nodes(group_of(keep(50 * GB), keep(99 * GB)), pools_of(), "fifo")
+    )
     assert "tenant b has 990 blocks and the device 980 frames" in record["mistake"]
 
 
@@ -177,7 +188,7 @@ class TestCycle:
             tuple(Member(job, place) for job, place in zip(jobs, places, strict=True)), (0, 1), (0,)
         )
         assert {at for at, _ in cycle_of(group, "rollout", 1, "fifo")} == {0, 1}
-        records = device_records(group, pools_of(), "fifo")
+        records = device_records(plan_nodes(group, pools_of(), "fifo"))
         assert [[t["name"] for t in one["tenants"]] for one in records] == [["b"], ["a", "c"]]
 
     def test_the_tenth_of_a_law(self):
@@ -232,3 +243,22 @@ def test_gpus_are_read_from_the_spec_and_not_opened():
     assert gpus["rollout"].link.h2d_duplex == pytest.approx(0.75 * 55e9)
     with pytest.raises(ValueError, match="block_bytes"):
         replace(GPU, block_bytes=0)
+
+
+class TestSwitchCosts:
+    def test_foreground_and_background_are_those_of_the_plan(self):
+        group = group_of(*[keep(60 * GB)] * 3)
+        pools = pools_of(Gpu("test", 143 * GB, 100 * MB, 0, 50e9, 50e9, 0.8))
+        few = switch_costs(plan_nodes(group, pools, "fifo", "fewest-bytes"))
+        assert {(one.pool, one.cost.background_s) for one in few} == {("rollout", 0.0)}
+        # 180 GB on 140.1: a window of 20 GB; both ways at 40 GB/s.
+        assert {round(one.cost.foreground_s, 2) for one in few} == {0.5}
+        quick = switch_costs(plan_nodes(group, pools, "fifo", "least-stall"))
+        assert {one.cost.foreground_s for one in quick} == {0.0}
+        assert all(0.9 < one.cost.background_s < 1.1 for one in quick)
+        assert {(one.outgoing, one.incoming) for one in quick} == {
+            (one.outgoing, one.incoming) for one in few
+        }
+
+    def test_where_nothing_moves_nothing_is_paid(self):
+        assert switch_costs(plan_nodes(group_of(keep(GB), keep(GB)), pools_of(), "fifo")) == ()

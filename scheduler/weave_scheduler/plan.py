@@ -13,7 +13,15 @@ from typing import Any
 
 from weave_scheduler.groupmath import Turn, closed_form, longest_phases, mean_phases, turns_of
 from weave_scheduler.groupsim import simulated_iterations
-from weave_scheduler.model import POOLS, Group, JobModel, Member, Placement, PoolModel
+from weave_scheduler.model import (
+    POOLS,
+    Group,
+    JobModel,
+    Member,
+    PairCost,
+    Placement,
+    PoolModel,
+)
 from weave_scheduler.planinput import UNKNOWN_BYTES
 from weave_scheduler.policies.admission import judge
 from weave_scheduler.policies.cluster import Cluster, Resident
@@ -23,7 +31,7 @@ from weave_scheduler.policies.memory import host_bytes
 from weave_scheduler.policies.names import policy_of
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.policies.snapshot import snapshot
-from weave_scheduler.residency import device_records
+from weave_scheduler.residency import device_records, plan_nodes, switch_costs
 
 __all__ = ["Plan", "group_record", "make_plan", "one_group"]
 
@@ -69,6 +77,10 @@ def make_plan(
         if decision.never:
             refused.append({"job": job.name, "reason": decision.reason})
     residents = sorted(desk.cluster.residents.values(), key=lambda one: one.id)
+    nodes = [
+        plan_nodes(one.group, desk.cluster.pools, settings.intra, residency, one.order)
+        for one in residents
+    ]
     waiting = [{"job": one.job.name, "reason": one.reason} for one in desk.waiting]
     record = {
         "format": "weave-plan",
@@ -76,14 +88,11 @@ def make_plan(
         "policy": policy,
         "intra": settings.intra,
         "mode": settings.mode,
-        "devices": [
-            record
-            for one in residents
-            for record in device_records(
-                one.group, desk.cluster.pools, settings.intra, residency, one.order
-            )
+        "devices": [record for plans in nodes for record in device_records(plans)],
+        "groups": [
+            group_record(one, desk.cluster.pools, settings, pairs=switch_costs(plans))
+            for one, plans in zip(residents, nodes, strict=True)
         ],
-        "groups": [group_record(one, desk.cluster.pools, settings) for one in residents],
         "waiting": waiting,
         "refused": refused,
         "totals": _totals(desk.cluster, jobs),
@@ -127,14 +136,17 @@ def group_record(
     pools: Mapping[str, PoolModel],
     settings: Settings,
     verdict: Verdict | None = None,
+    pairs: Sequence[PairCost] = (),
 ) -> dict[str, Any]:
-    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs."""
+    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs.
+    ``pairs``: what switches cost by the plans of the devices, shown apart."""
     group = resident.group
     if verdict is None:
         verdict = judge(group, settings, resident.order)
     order = verdict.order if verdict.order is not None else resident.order
     mean_turns = turns_of(group, mean_phases)
     means = [float(one) for one in simulated_iterations(mean_turns, settings.intra, order=order)]
+    switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
     turns = turns_of(group, longest_phases) if settings.mode == "worst-case" else mean_turns
     iterations = list(verdict.iterations_s)
     record: dict[str, Any] = {
@@ -151,6 +163,8 @@ def group_record(
         "bubbles": _bubbles(group, turns, iterations),
         "memory": _memory(group, pools),
     }
+    for one, seconds in zip(record["members"], switched if pairs else (), strict=bool(pairs)):
+        one["iteration_switched_s"] = float(seconds)
     if verdict.slack is not None:
         record["slack"] = verdict.slack
     if verdict.reason:

@@ -60,6 +60,7 @@ def _jobs(groups: list[Row]) -> Table:
             _ratio(job.get("slowdown_worst")),
             _ratio(job["slowdown_mean"]),
             _ratio(job.get("slo")),
+            format_duration(job["iteration_switched_s"]) if "iteration_switched_s" in job else "",
         ]
         for group in groups
         for job in group["members"]
@@ -73,6 +74,7 @@ def _jobs(groups: list[Row]) -> Table:
         "against worst",
         "against mean",
         "SLO",
+        "mean, with switches",
     ]
     return Table("Jobs (planned slowdown against the same job alone)", heads, rows)
 

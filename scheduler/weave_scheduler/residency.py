@@ -8,20 +8,38 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from weave_rt.errors import DoesNotFit
-from weave_rt.overlay import Plan, Turn, make_plan
+from weave_rt.overlay import Plan, Turn, Usable, make_plan
 from weave_scheduler.gpus import Gpu
 from weave_scheduler.groupmath import mean_phases, scale_of, turns_of
 from weave_scheduler.groupsim import Slice, simulate_slices
 from weave_scheduler.laws import DurationLaw
-from weave_scheduler.model import POOLS, Group, Intra, Member, PoolModel, node_name
+from weave_scheduler.model import (
+    POOLS,
+    Group,
+    Intra,
+    Member,
+    PairCost,
+    PoolModel,
+    SwitchCost,
+    node_name,
+)
 from weave_scheduler.policies.residency import members_on, tenants_of, unmanaged_of
 
-__all__ = ["cycle_of", "device_records", "plan_record", "tenth_s"]
+__all__ = [
+    "NodePlan",
+    "cycle_of",
+    "device_records",
+    "plan_nodes",
+    "plan_record",
+    "switch_costs",
+    "tenth_s",
+]
 
 _WARM = 4  # iterations of every job before the cycle that is taken
 _DRAWS = 999  # of a law, for its 10 % quantile
@@ -81,42 +99,87 @@ def _one_cycle(own: Sequence[Slice]) -> list[Slice]:
     return sorted(inside, key=lambda one: float(one.granted))
 
 
-def device_records(
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The plan of every GPU of one node; none, and why, where it is impossible."""
+
+    pool: str
+    node: int
+    gpus: int
+    gpu: Gpu
+    usable: Usable | None = None
+    plan: Plan | None = None
+    mistake: str = ""
+
+
+def plan_nodes(
     group: Group,
     pools: Mapping[str, PoolModel],
     intra: Intra,
     kind: str = "auto",
     order: Sequence[int] | None = None,
-) -> list[dict[str, Any]]:
-    """One record per device of the group's nodes whose GPUs are known."""
-    records = []
+) -> list[NodePlan]:
+    """One plan per node of the group whose GPUs are known."""
+    plans = []
     for pool in POOLS:
-        one = pools[pool].node
-        if one.gpu is None:
+        model = pools[pool].node
+        if model.gpu is None:
             continue
         for node in group.nodes(pool):
             members = members_on(group, pool, node)
             cycle = cycle_of(group, pool, node, intra, order)
-            record = _node_record(members, pool, one.gpu, one.gpus, kind, cycle)
-            names = [node_name(pool, node * one.gpus + at) for at in range(one.gpus)]
-            records += [{"device": name, **record} for name in names]
-    return records
+            empty = NodePlan(pool, node, model.gpus, model.gpu)
+            plans.append(_planned(empty, members, kind, cycle))
+    return plans
 
 
-def _node_record(
-    members: Sequence[Member], pool: str, gpu: Gpu, gpus: int, kind: str, order: Sequence[Turn]
-) -> dict[str, Any]:
-    record: dict[str, Any] = {"spec": gpu.name, "capacity": gpu.capacity_bytes}
+def _planned(empty: NodePlan, members: Sequence[Member], kind: str, cycle: list[Turn]) -> NodePlan:
+    gpu = empty.gpu
     try:
-        usable = gpu.usable(unmanaged_of(members, pool, gpus))
-        tenants = tenants_of(members, pool, gpu, gpus)
-        plan = make_plan(tenants, usable.frames, gpu.block_bytes, gpu.link, kind, order=order)
+        usable = gpu.usable(unmanaged_of(members, empty.pool, empty.gpus))
+        tenants = tenants_of(members, empty.pool, gpu, empty.gpus)
+        plan = make_plan(tenants, usable.frames, gpu.block_bytes, gpu.link, kind, order=cycle)
     except DoesNotFit as error:
-        return record | {"mistake": str(error)}
-    record |= {"usable": usable.frames * gpu.block_bytes, "block": gpu.block_bytes}
-    if usable.unmanaged:
-        record["unmanaged"] = usable.unmanaged
-    return record | plan_record(plan)
+        return replace(empty, mistake=str(error))
+    return replace(empty, usable=usable, plan=plan)
+
+
+def switch_costs(plans: Sequence[NodePlan]) -> tuple[PairCost, ...]:
+    """What each switch of a cycle costs: seconds that the nodes wait, and seconds of copies behind
+    the phase before. Where a pair switches on several nodes or more than once, the dearest."""
+    found: dict[tuple[str, str, str], SwitchCost] = {}
+    for one in plans:
+        plan = one.plan
+        if plan is None:
+            continue
+        block, names = plan.block_bytes, [tenant.name for tenant in plan.tenants]
+        for switch in plan.switches:
+            key = one.pool, names[switch.outgoing], names[switch.incoming]
+            moved = switch.background
+            behind = one.gpu.link.limit_s(moved.out * block, moved.into * block)
+            old = found.get(key, SwitchCost())
+            found[key] = SwitchCost(
+                max(old.foreground_s, switch.modelled_s), max(old.background_s, behind)
+            )
+    return tuple(PairCost(*key, cost) for key, cost in found.items() if cost != SwitchCost())
+
+
+def device_records(plans: Sequence[NodePlan]) -> list[dict[str, Any]]:
+    """One record per GPU."""
+    records = []
+    for one in plans:
+        record: dict[str, Any] = {"spec": one.gpu.name, "capacity": one.gpu.capacity_bytes}
+        if one.usable is None or one.plan is None:
+            record["mistake"] = one.mistake
+        else:
+            block = one.gpu.block_bytes
+            record |= {"usable": one.usable.frames * block, "block": block}
+            if one.usable.unmanaged:
+                record["unmanaged"] = one.usable.unmanaged
+            record |= plan_record(one.plan)
+        first = one.node * one.gpus
+        records += [{"device": node_name(one.pool, first + at), **record} for at in range(one.gpus)]
+    return records
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
