@@ -136,6 +136,9 @@ def test_what_does_not_fit_behind_the_phase_is_copied_in_the_foreground():
     none = make_plan(tenants_of(60, 60, 60, phase_s=0), 140, GB, LINK, "least-stall")
     assert all(one.background.into == 0 for one in none.switches)
     assert short.foreground_s < none.foreground_s
+    # The map repeats itself after two cycles; the mean is what no policy can beat: nE/(n-1) loads.
+    loads = sum(one.foreground.into + one.background.into for one in none.switches)
+    assert loads == 3 * 40 / 2
 
 
 def test_an_unexpected_arrival_costs_bytes_only():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weave_rt.errors import DoesNotFit
-from weave_rt.overlay import Plan, Turn, Usable, make_plan
+from weave_rt.overlay import Plan, Switch, Turn, Usable, make_plan
 from weave_scheduler.gpus import Gpu
 from weave_scheduler.groupmath import mean_phases, scale_of, turns_of
 from weave_scheduler.groupsim import Slice, simulate_slices
@@ -198,24 +198,19 @@ def plan_record(plan: Plan) -> dict[str, Any]:
             for one, moving in zip(plan.tenants, plan.movable, strict=True)
         ],
         "plan": plan.kind,
-        "switches": [
-            {
-                "out": names[one.outgoing],
-                "in": names[one.incoming],
-                "foreground_bytes": (one.foreground.out + one.foreground.into) * block,
-                "background_bytes": (one.background.out + one.background.into) * block,
-                "foreground_out": one.foreground.out * block,
-                "foreground_in": one.foreground.into * block,
-                "background_out": one.background.out * block,
-                "background_in": one.background.into * block,
-                "modelled_s": one.modelled_s,
-            }
-            for one in plan.switches
-        ],
-        "bytes_per_cycle": plan.blocks_per_cycle * block,
+        "switches": [_switch_record(one, names, block) for one in plan.switches],
+        "bytes_per_cycle": round(plan.blocks_per_cycle * block),
         "foreground_s": plan.foreground_s,
         "instead": {
-            kind: {"foreground_s": seconds, "bytes_per_cycle": blocks * block}
+            kind: {"foreground_s": seconds, "bytes_per_cycle": round(blocks * block)}
             for kind, (seconds, blocks) in plan.others.items()
         },
     }
+
+
+def _switch_record(switch: Switch, names: Sequence[str], block: int) -> dict[str, Any]:
+    record: dict[str, Any] = {"out": names[switch.outgoing], "in": names[switch.incoming]}
+    for when, moved in (("foreground", switch.foreground), ("background", switch.background)):
+        out, into = round(moved.out * block), round(moved.into * block)
+        record |= {f"{when}_bytes": out + into, f"{when}_out": out, f"{when}_in": into}
+    return record | {"modelled_s": switch.modelled_s}

@@ -13,12 +13,12 @@ __all__ = ["Switch", "Turn", "cyclic_order", "run_cycle"]
 #: A turn of a cycle: the tenant's number, and how many seconds it takes at least nearly always.
 Turn = tuple[int, float]
 
-MOST_CYCLES = 6  # until the map repeats itself; two are the rule
+MOST_CYCLES = 8  # until the map repeats itself; two are the rule
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One switch of the cycle; blocks.
+    """One switch of the cycle; blocks. Means, where the map repeats itself only after several.
 
     Attributes:
         outgoing, incoming: tenants by number.
@@ -68,28 +68,41 @@ def run_cycle(
         others.reverse()
     idle = [others[:-1] for others in farthest]  # without the next one
     budgets = [link.background_blocks(seconds, block_bytes) for _, seconds in turns]
-    moves: list[tuple[Moved, Moved]] = []
+    rounds: list[list[tuple[Moved, Moved]]] = []
     nothing = Moved()
-    before: object = None
-    for _ in range(MOST_CYCLES):
+    seen: dict[object, int] = {}
+    for at in range(MOST_CYCLES):
         moves = []
         for place, incoming in enumerate(order):
             background = nothing
             if movable is None and there.running not in (None, incoming):
                 background = there.prefetch(incoming, idle[place - 1], budgets[place - 1])
             moves.append((there.switch(incoming, farthest[place]), background))
-        after = there.state()
-        if after == before:
+        rounds.append(moves)
+        first = seen.setdefault(there.state(), at)
+        if first < at:
+            rounds = rounds[first + 1 :]
             break
-        before = after
+    else:
+        rounds = rounds[MOST_CYCLES // 2 :]
     return [
-        Switch(
-            order[place - 1],
-            incoming,
-            foreground,
-            background,
-            link.limit_s(foreground.out * block_bytes, foreground.into * block_bytes),
-        )
-        for place, (incoming, (foreground, background)) in enumerate(zip(order, moves, strict=True))
+        _mean(order[place - 1], incoming, [one[place] for one in rounds], link, block_bytes)
+        for place, incoming in enumerate(order)
         if incoming != order[place - 1]
     ]
+
+
+def _mean(
+    outgoing: int,
+    incoming: int,
+    moves: Sequence[tuple[Moved, Moved]],
+    link: Link,
+    block_bytes: int,
+) -> Switch:
+    count = len(moves)
+    foreground, background = (
+        Moved(sum(one.out for one in part) / count, sum(one.into for one in part) / count)
+        for part in zip(*moves, strict=True)
+    )
+    seconds = sum(link.limit_s(one.out * block_bytes, one.into * block_bytes) for one, _ in moves)
+    return Switch(outgoing, incoming, foreground, background, seconds / count)

@@ -19,10 +19,10 @@ __all__ = ["Given", "Moved", "ResidencyMap"]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Blocks that were copied out and in."""
+    """Blocks that were copied out and in; means have fractions."""
 
-    out: int = 0
-    into: int = 0
+    out: float = 0
+    into: float = 0
 
 
 @dataclass(frozen=True, slots=True)

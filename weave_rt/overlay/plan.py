@@ -40,7 +40,7 @@ class Plan:
     movable: tuple[int, ...]
     order: tuple[Turn, ...]
     switches: tuple[Switch, ...]
-    others: dict[str, tuple[float, int]] = field(default_factory=dict)
+    others: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def foreground_s(self) -> float:
@@ -48,7 +48,7 @@ class Plan:
         return sum(one.modelled_s for one in self.switches)
 
     @property
-    def blocks_per_cycle(self) -> int:
+    def blocks_per_cycle(self) -> float:
         """Block copies, out and in, foreground and background."""
         return sum(
             moved.out + moved.into
@@ -117,5 +117,5 @@ def make_plan(
     return best
 
 
-def _rank(plan: Plan) -> tuple[float, int]:
+def _rank(plan: Plan) -> tuple[float, float]:
     return round(plan.foreground_s, 9), plan.blocks_per_cycle
