@@ -13,6 +13,7 @@ import weave_rt
 from weave_rt._core import cuda_driver, parse_emulated
 from weave_rt.device import open_beside, resolve_spec
 from weave_rt.errors import UsageError
+from weave_rt.overlay import Unmanaged
 from weave_scheduler.document import SpecError
 from weave_scheduler.gpus import Gpu
 from weave_scheduler.records import DeviceRecord
@@ -73,7 +74,9 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
         for pool in POOLS:
             for index, text in enumerate(getattr(listed, pool)):
                 try:
-                    device = _open(loaded, opened, text, pool, note)
+                    device = _open(
+                        loaded, opened, text, pool, note, usable_bytes(loaded, pool, index)
+                    )
                 except UsageError as error:
                     raise _wrong_device(loaded, pool, index, str(error)) from None
                 opened.pools[pool].append(device)
@@ -86,14 +89,21 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
 
 
 def _open(
-    loaded: SpecFile, opened: OpenDevices, text: str, pool: str, note: Callable[[str], None]
+    loaded: SpecFile,
+    opened: OpenDevices,
+    text: str,
+    pool: str,
+    note: Callable[[str], None],
+    usable: int,
 ) -> weave_rt.Device:
     spec = resolve_spec(text, pool)
     budget = loaded.spec.host.budget
     scaled = 0 if budget is None else int(budget / _scale(spec))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        device = open_beside(opened.all, spec, pool=pool, host_budget_bytes=scaled)
+        device = open_beside(
+            opened.all, spec, pool=pool, host_budget_bytes=scaled, usable_bytes=usable
+        )
     for warning in caught:
         note(str(warning.message))
     return device
@@ -145,6 +155,22 @@ def describe(device: weave_rt.Device, pool: str, index: int) -> DeviceRecord:
         speed=device.speed,
         host_limited=device.host_limited,
     )
+
+
+def usable_bytes(loaded: SpecFile, pool: str, index: int) -> int:
+    """What device ``index`` of the pool has for jobs where the spec says what they take outside
+    regions, in bytes of the device; 0 where it does not: all that is free. Raises DoesNotFit."""
+    unmanaged = []
+    for job in loaded.spec.jobs:
+        outside = getattr(job.unmanaged, pool) if job.unmanaged else None
+        asked: int | tuple[int, ...] = getattr(job, pool)
+        if outside is not None and (isinstance(asked, int) or index in asked):
+            unmanaged.append(Unmanaged(job.name, outside.running, outside.sleeping))
+    text = getattr(loaded.spec.devices or Devices(), pool)[index]
+    gpu = _gpu(text, pool) if any(one.running for one in unmanaged) else None
+    if gpu is None:
+        return 0
+    return int(gpu.usable(unmanaged).bytes / _scale(resolve_spec(text, pool)))
 
 
 def listed_gpus(loaded: SpecFile) -> dict[str, Gpu]:

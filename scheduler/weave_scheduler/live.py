@@ -95,7 +95,7 @@ def run_jobs(
         turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
         ranks = None if order is None else [running.index(name) for name in order]
         policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
-        _Runner(opened, work, run, listener, stopped).run(policy)
+        _Runner(opened, work, run, listener, stopped).run(policy, loaded.spec.plan)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()
@@ -180,8 +180,10 @@ class _Runner:
         self._stopped = stopped
         self._origin_ns = 0
 
-    def run(self, policy: GroupPolicy) -> None:
-        runtime = weave_rt.LocalRuntime(self._opened.pools, policy=policy, observer=self._observe)
+    def run(self, policy: GroupPolicy, plan: str) -> None:
+        runtime = weave_rt.LocalRuntime(
+            self._opened.pools, policy=policy, observer=self._observe, plan=plan
+        )
         try:
             self._origin_ns = self._opened.first.now_ns()
             threads = [

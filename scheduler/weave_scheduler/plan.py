@@ -146,7 +146,6 @@ def group_record(
     order = verdict.order if verdict.order is not None else resident.order
     mean_turns = turns_of(group, mean_phases)
     means = [float(one) for one in simulated_iterations(mean_turns, settings.intra, order=order)]
-    switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
     turns = turns_of(group, longest_phases) if settings.mode == "worst-case" else mean_turns
     iterations = list(verdict.iterations_s)
     record: dict[str, Any] = {
@@ -163,8 +162,10 @@ def group_record(
         "bubbles": _bubbles(group, turns, iterations),
         "memory": _memory(group, pools),
     }
-    for one, seconds in zip(record["members"], switched if pairs else (), strict=bool(pairs)):
-        one["iteration_switched_s"] = float(seconds)
+    if pairs:
+        switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
+        for one, seconds in zip(record["members"], switched, strict=True):
+            one["iteration_switched_s"] = float(seconds)
     if verdict.slack is not None:
         record["slack"] = verdict.slack
     if verdict.reason:

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _WARM = 4  # iterations of every job before the cycle that is taken
+_MOST_TURNS = 100  # of one job in a cycle that is simulated
 _DRAWS = 999  # of a law, for its 10 % quantile
 
 
@@ -56,14 +57,17 @@ def cycle_of(
     group: Group, pool: str, node: int, intra: Intra, order: Sequence[int] | None = None
 ) -> list[Turn]:
     """The turns on that node between two iterations of the slowest job there, phases of mean length
-    in the order in which they would run; each as short as the 10 % quantile of its law. Tenants are
+    in the order in which they would run; each as short as the 10 % quantile of its law. One turn
+    each, behind which nothing is hidden, where a cycle would be too long to look at. Tenants are
     numbered as in :func:`members_on`."""
+    here = [at for at, one in enumerate(group.members) if node in one.placement.of(pool)]
+    number = {at: rank for rank, at in enumerate(here)}
+    if _uneven(group):
+        return [(rank, 0.0) for rank in number.values()]
     turns = turns_of(group, mean_phases)
     slices = simulate_slices(turns, intra, _WARM + 3, order=order, pairs=group.pairs)
     name = node_name(pool, node)
     own = [one for one in slices if name in turns[one.job].steps[one.step].nodes]
-    here = [at for at, one in enumerate(group.members) if node in one.placement.of(pool)]
-    number = {at: rank for rank, at in enumerate(here)}
     found: list[Turn] = []
     shortest: dict[tuple[int, int], float] = {}
     for one in _one_cycle(own):
@@ -81,6 +85,12 @@ def cycle_of(
         found[0] = (last[0], found[0][1] + last[1])
     there = {at for at, _ in found}
     return found + [(at, 0.0) for at in number.values() if at not in there]
+
+
+def _uneven(group: Group) -> bool:
+    """Whether a cycle would have too many turns: one job iterates far more often than another."""
+    lengths = [one.job.solo_mean_s for one in group.members]
+    return max(lengths) > _MOST_TURNS * min(lengths)
 
 
 def _one_cycle(own: Sequence[Slice]) -> list[Slice]:
