@@ -10,6 +10,7 @@ from __future__ import annotations
 
 __all__ = [
     "DeviceNotFound",
+    "DoesNotFit",
     "DrainTimeout",
     "DriverError",
     "GrowthRefused",
@@ -38,6 +39,24 @@ class UsageError(WeaveError, ValueError):
 
 class DeviceNotFound(UsageError):
     """A device spec names something that this machine does not have."""
+
+
+class DoesNotFit(UsageError):
+    """A plan is impossible: a tenant is larger than the device.
+
+    Attributes:
+        tenant: its name; empty where no single one is to blame.
+        blocks_needed: what it needs while it runs.
+        frames: how many blocks the device has room for.
+    """
+
+    def __init__(
+        self, message: str, *, tenant: str = "", blocks_needed: int = 0, frames: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.tenant = tenant
+        self.blocks_needed = blocks_needed
+        self.frames = frames
 
 
 class DriverError(WeaveError, RuntimeError):

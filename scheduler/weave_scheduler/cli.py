@@ -32,6 +32,7 @@ from weave_scheduler.tables import (
     bench_table,
     drift_table,
     job_table,
+    overlay_table,
     pool_table,
     profile_table,
     total_table,
@@ -332,6 +333,25 @@ def sched(
     if out is not None:
         write_whole(out, json.dumps(record, indent=2) + "\n")
     _show(record, [bench_table(record)], as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
+
+
+@bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
+def overlay(
+    full: Annotated[bool, typer.Option("--full", help="More rounds and instances.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How long planning of residency takes, and whether the plan is the best one."""
+    from weave_rt.benchmarks.overlay import run as measure
+
+    record = measure(full, _to_stderr)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [overlay_table(record)], as_json)
     if out is not None:
         _say(f"written: {out}", as_json)
     return 0

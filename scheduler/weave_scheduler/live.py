@@ -100,7 +100,7 @@ def run_jobs(
         turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
         ranks = None if order is None else [running.index(name) for name in order]
         policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
-        _Runner(opened, work, run, listener, stopped, drift).run(policy)
+        _Runner(opened, work, run, listener, stopped, drift).run(policy, loaded.spec.plan)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()
@@ -195,8 +195,10 @@ class _Runner:
         say = self._listener.note
         return LiveDrift(desk, speeds, self._run, self._now_ns, say, self._stopped)
 
-    def run(self, policy: GroupPolicy) -> None:
-        runtime = weave_rt.LocalRuntime(self._opened.pools, policy=policy, observer=self._observe)
+    def run(self, policy: GroupPolicy, plan: str) -> None:
+        runtime = weave_rt.LocalRuntime(
+            self._opened.pools, policy=policy, observer=self._observe, plan=plan
+        )
         try:
             self._origin_ns = self._opened.first.now_ns()
             threads = [

@@ -13,7 +13,15 @@ from typing import Any
 
 from weave_scheduler.groupmath import Turn, closed_form, longest_phases, mean_phases, turns_of
 from weave_scheduler.groupsim import simulated_iterations
-from weave_scheduler.model import POOLS, Group, JobModel, Member, Placement, PoolModel
+from weave_scheduler.model import (
+    POOLS,
+    Group,
+    JobModel,
+    Member,
+    PairCost,
+    Placement,
+    PoolModel,
+)
 from weave_scheduler.planinput import UNKNOWN_BYTES
 from weave_scheduler.policies.admission import judge, laps
 from weave_scheduler.policies.cluster import Cluster, Resident
@@ -24,6 +32,7 @@ from weave_scheduler.policies.names import policy_of
 from weave_scheduler.policies.quick import MOST_LAPS
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.policies.snapshot import snapshot
+from weave_scheduler.residency import device_records, plan_nodes, switch_costs
 
 __all__ = ["Plan", "group_record", "make_plan", "one_group"]
 
@@ -51,13 +60,15 @@ def make_plan(
     settings: Settings,
     policy: str = "weave",
     why: str | None = None,
+    residency: str = "auto",
 ) -> Plan:
     """Place the jobs in the given order. ``why``: the job whose decision explains itself (default:
-    the last one). Raises ValueError for a name that no job has."""
+    the last one). ``residency``: the plan of each device whose GPU is known. Raises ValueError for
+    a name that no job has."""
     asked = why if why is not None else jobs[-1].name
     if asked not in {job.name for job in jobs}:
         raise ValueError(f"job {asked!r} is not in the spec")
-    desk = Desk(policy_of(policy, settings), pools)
+    desk = Desk(policy_of(policy, settings, pools), pools)
     explained: Decision | None = None
     taken: dict[str, Any] = {}
     refused: list[dict[str, str]] = []
@@ -69,6 +80,10 @@ def make_plan(
         if decision.never:
             refused.append({"job": job.name, "reason": decision.reason})
     residents = sorted(desk.cluster.residents.values(), key=lambda one: one.id)
+    nodes = [
+        plan_nodes(one.group, desk.cluster.pools, settings.intra, residency, one.order)
+        for one in residents
+    ]
     waiting = [{"job": one.job.name, "reason": one.reason} for one in desk.waiting]
     record = {
         "format": "weave-plan",
@@ -76,7 +91,11 @@ def make_plan(
         "policy": policy,
         "intra": settings.intra,
         "mode": settings.mode,
-        "groups": [group_record(one, desk.cluster.pools, settings) for one in residents],
+        "devices": [record for plans in nodes for record in device_records(plans)],
+        "groups": [
+            group_record(one, desk.cluster.pools, settings, pairs=switch_costs(plans))
+            for one, plans in zip(residents, nodes, strict=True)
+        ],
         "waiting": waiting,
         "refused": refused,
         "totals": _totals(desk.cluster, jobs),
@@ -120,8 +139,10 @@ def group_record(
     pools: Mapping[str, PoolModel],
     settings: Settings,
     verdict: Verdict | None = None,
+    pairs: Sequence[PairCost] = (),
 ) -> dict[str, Any]:
-    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs."""
+    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs.
+    ``pairs``: what switches cost by the plans of the devices, shown apart."""
     group = resident.group
     if verdict is None:
         verdict = judge(group, settings, resident.order)
@@ -147,6 +168,10 @@ def group_record(
         "bubbles": _bubbles(group, turns, iterations),
         "memory": _memory(group, pools),
     }
+    if pairs:
+        switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
+        for one, seconds in zip(record["members"], switched, strict=True):
+            one["iteration_switched_s"] = float(seconds)
     if verdict.slack is not None:
         record["slack"] = verdict.slack
     if verdict.reason:

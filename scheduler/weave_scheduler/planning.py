@@ -10,6 +10,7 @@ from typing import Any
 from weave_rt.conditions import now_utc
 from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
+from weave_scheduler.devices import listed_gpus
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.plan import Plan, make_plan, one_group
@@ -111,10 +112,10 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
         loaded = with_profile(loaded, read_profile(profile))
     check_quantile(loaded)
     settings = settings_of(loaded.spec)
-    pools = pool_models(loaded)
+    pools = pool_models(loaded, gpus=listed_gpus(loaded))
     jobs = job_models(loaded)
     try:
-        plan = make_plan(jobs, pools, settings, loaded.spec.scheduler.inter, why)
+        plan = make_plan(jobs, pools, settings, loaded.spec.scheduler.inter, why, loaded.spec.plan)
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
     block = conditions([], now_utc())

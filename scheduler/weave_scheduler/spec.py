@@ -183,6 +183,25 @@ class State(Strict):
     train: dict[Tag, Bytes] = {}
 
 
+class Outside(Strict):
+    """Device memory that a job takes outside regions, per node: at the peak of its phase, and what
+    its process keeps while it sleeps."""
+
+    running: Bytes = 0
+    sleeping: Bytes = 0
+
+    @model_validator(mode="after")
+    def _sleeps_within(self) -> Outside:
+        if self.sleeping > self.running:
+            raise ValueError("sleeping is more than running; running includes what stays asleep")
+        return self
+
+
+class Unmanaged(Strict):
+    rollout: Outside = Outside()
+    train: Outside = Outside()
+
+
 class Phases(Strict):
     """The duration law of each phase that a job has; the order of a turn is that of PHASES."""
 
@@ -215,6 +234,7 @@ class JobSpec(Strict):
     train: Placement = 1
     state: State | None = None
     policy: dict[Tag, Literal["keep", "reload", "discard"]] = {}
+    unmanaged: Unmanaged | None = None
     phases: Phases | None = None
     arrival: Seconds = 0.0
     ranks: Count = 1

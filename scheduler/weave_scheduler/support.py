@@ -92,8 +92,6 @@ def _refusals(loaded: SpecFile) -> Iterator[SpecError]:
         )
     if spec.host.spill is not None:
         yield loaded.error(f"spilling {_LATER}; remove the key", "host", "spill")
-    if spec.plan != "auto":
-        yield loaded.error(f"{spec.plan} {_LATER}; use auto", "plan")
 
 
 def _job_refusals(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[SpecError]:

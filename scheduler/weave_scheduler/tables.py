@@ -14,6 +14,7 @@ __all__ = [
     "drift_table",
     "job_table",
     "moved",
+    "overlay_table",
     "pool_table",
     "profile_table",
     "switch_table",
@@ -190,6 +191,34 @@ def bench_table(record: Row) -> Table:
             *([] if emulated else times),
             ("time against plain copies", "ratio", _ratio),
             ("efficiency", "efficiency", _ratio),
+        ],
+    )
+
+
+def overlay_table(record: Row) -> Table:
+    """Of ``weave bench overlay``: times of planning, and how good the plans are."""
+    rows = []
+    for case in record["cases"]:
+        params, row = case["params"], dict(case)
+        row["of"] = f"{params['tenants']} tenants" if case["name"] == "planning" else ""
+        if "equal" in case:
+            row["found"] = f"{case['equal']} of {params['instances']} optimal"
+        if "switches" in case:
+            share = case["largest_share_of_window"]
+            row["found"] = f"{case['switches']} switches, at most {share:.2f} of the window"
+        rows.append(row)
+    return _table(
+        "Cases",
+        rows,
+        [
+            ("case", "name", str),
+            ("arm", "arm", str),
+            ("of", "of", str),
+            ("n", "n", str),
+            ("median", "p50_s", format_duration),
+            ("95 %", "p95_s", format_duration),
+            ("median of CPU", "cpu_p50_s", format_duration),
+            ("found", "found", str),
         ],
     )
 
