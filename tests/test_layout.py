@@ -32,8 +32,8 @@ INCLUDES = {
 
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
-    "barrierstate", "chainkernel", "commands", "cycleratio", "devicetables", "document", "eventkernel", "events",
-    "gpus", "groupmath", "groupsim", "intra", "laws", "lengths", "liveorder", "model",
+    "barrierstate", "chainkernel", "commands", "cycleratio", "devicetables", "document",
+    "eventkernel", "events", "gpus", "groupmath", "groupsim", "intra", "laws", "lengths", "liveorder", "model",
     "montecarlo", "plan", "plandrawing", "planinput", "plantables", "pools", "recursion",
     "residency", "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
 )  # fmt: skip
