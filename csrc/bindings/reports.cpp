@@ -55,6 +55,7 @@ static py::dict report_dict(const SwitchReport& report, const std::string& devic
   result["map_s"] = report.map_s;
   result["out_s"] = report.out_s;
   result["in_s"] = report.in_s;
+  if (report.verify_s > 0) result["verify_s"] = report.verify_s;
   if (report.bytes_out > 0 && report.bytes_in > 0) result["mode"] = "overlapped";
   if (report.limit_s) {
     result["limit_s"] = *report.limit_s;

@@ -60,6 +60,7 @@ Device::Device(DriverRef driver, Options options)
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
   drain_ = std::make_unique<Drain>(context_);
+  if (options.verify) set_verify(true);
 }
 
 Device::~Device() { close(); }
@@ -349,6 +350,7 @@ void Device::close() noexcept {
     unfinished_.clear();
     engine_.reset();
     limbo_ = {};
+    staging_ = {};
     frames_.reset();
     driver_->retry_buried();
   }

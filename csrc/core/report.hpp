@@ -28,6 +28,7 @@ struct SwitchReport {
   double map_s = 0;
   double out_s = 0;
   double in_s = 0;
+  double verify_s = 0;            // reading back and comparing
   std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
 };
 
