@@ -163,6 +163,11 @@ class Device:
         device closes. Raises UsageError unless twice the larger one is free."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
+    def set_verify(self, on: bool) -> None:
+        """Compare whatever is copied in a switch, by checksums and by reading it back. A difference
+        raises VerifyFailed, and the switch is rolled back. Raises HostMemoryError."""
+    @property
+    def verifies(self) -> bool: ...
     def stats(self) -> dict[str, int]:
         """Counters: blocks_created, blocks_free, blocks_total, switches, noop_suspends,
         noop_resumes, bytes_out, bytes_in, bytes_background_out, bytes_background_in,

@@ -25,6 +25,7 @@ __all__ = [
     "StateChanged",
     "TenantFailed",
     "UsageError",
+    "VerifyFailed",
     "WeaveError",
 ]
 
@@ -184,3 +185,23 @@ class StaleWeights(WeaveError, RuntimeError):
 
 class StateChanged(WeaveError, RuntimeError):
     """A verification found other bytes, another address or another size than before."""
+
+
+class VerifyFailed(StateChanged):
+    """With ``verify="checksum"``: bytes are not what was copied. The switch was rolled back.
+
+    Attributes:
+        job, tenant, tag: whose bytes.
+        offset: where in the region the first difference is, in bytes.
+        tensor: the managed tensor there, where one is known; may be empty.
+    """
+
+    def __init__(
+        self, message: str, *, job: str = "", tenant: str = "", tag: str = "", offset: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.job = job
+        self.tenant = tenant
+        self.tag = tag
+        self.offset = offset
+        self.tensor = ""

@@ -156,8 +156,11 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
     try {
       return transfer(make_room(incoming, frames_needed), ins, outgoing, &incoming,
                       drain_timeout_s);
-    } catch (const Refusal&) {
-      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+    } catch (const Refusal& refusal) {
+      // Nothing was moved, or it was rolled back, which says itself who runs.
+      if (outgoing != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
+        outgoing->running = true;
+      }
       throw;
     }
   };
@@ -210,6 +213,14 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
   } else if (ran) {
     stop(*tenant);
   }
+  // Rolled back, tags that are not whole on the device stay away while the others are used.
+  const auto rolled_back = [&] {
+    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
+      return std::ranges::all_of(region->slots,
+                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
+    });
+    if (goes_on && !whole) selection.keep();
+  };
   try {
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
     selection.keep();
@@ -217,16 +228,15 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     report.bytes_background = std::exchange(tenant->background_bytes, 0);
     ++stats_.switches;
     return report;
-  } catch (const Refusal&) {
-    tenant->running = ran;
+  } catch (const Refusal& refusal) {
+    if (refusal.kind == Refusal::Kind::verify_failed) {
+      rolled_back();
+    } else {
+      tenant->running = ran;  // nothing was moved
+    }
     throw;
   } catch (const DriverError&) {
-    // Rolled back; tags that are not whole on the device stay away while the others are used.
-    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
-      return std::ranges::all_of(region->slots,
-                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
-    });
-    if (goes_on && !whole) selection.keep();
+    rolled_back();
     throw;
   }
 }
@@ -265,6 +275,8 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
     transaction->run(tools(), report);
   } catch (const DriverError&) {
     roll_back(std::move(transaction), outgoing);
+  } catch (const Refusal&) {
+    roll_back(std::move(transaction), outgoing);  // other bytes than expected
   }
   Bytes concerned_bytes = 0;
   for (const auto& tenant : concerned) {

@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -138,8 +138,9 @@ class Book:
                     f"{storage.data_ptr():#x} outside a phase"
                 )
 
-    def guard(self, on: bool) -> None:
-        self._guard.set(on, self._modules, self._optimizers)
+    def guard(self, away: Set[str]) -> None:
+        """Make modules and optimizers refuse what they need of the tags that are `away`."""
+        self._guard.set(away, self._modules, self._optimizers)
 
     def index(self) -> dict[str, dict[str, object]]:
         """Where each named storage is in its region, for `Tenant.rescue`."""
@@ -191,7 +192,7 @@ class Book:
         all. Empties `contents` as it goes: there may be no room for everything twice.
 
         Raises TenantFailed, when done, if bytes of a keep tag are missing."""
-        self.guard(False)
+        self.guard(frozenset())
         keeps = {region.tag for region in self._tenant.regions if region.policy == "keep"}
         by_tag: dict[str, list[Slot]] = {}
         for slot in list(self._slots.values()):
