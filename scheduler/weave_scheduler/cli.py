@@ -32,6 +32,7 @@ from weave_scheduler.tables import (
     bench_table,
     drift_table,
     job_table,
+    overlay_live_table,
     overlay_table,
     pool_table,
     profile_table,
@@ -340,6 +341,7 @@ def sched(
 
 @bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
 def overlay(
+    device: Device = "emulated:h20?scale=64",
     full: Annotated[bool, typer.Option("--full", help="More rounds and instances.")] = False,
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
@@ -348,12 +350,10 @@ def overlay(
     """How long planning of residency takes, and whether the plan is the best one."""
     from weave_rt.benchmarks.overlay import run as measure
 
-    record = measure(full, _to_stderr)
+    record = measure(device, full, _to_stderr)
     if out is not None:
         write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [overlay_table(record)], as_json)
-    if out is not None:
-        _say(f"written: {out}", as_json)
+    _show(record, [overlay_table(record), overlay_live_table(record)], as_json)
     return 0
 
 

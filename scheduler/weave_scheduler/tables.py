@@ -14,6 +14,7 @@ __all__ = [
     "drift_table",
     "job_table",
     "moved",
+    "overlay_live_table",
     "overlay_table",
     "pool_table",
     "profile_table",
@@ -199,6 +200,8 @@ def overlay_table(record: Row) -> Table:
     """Of ``weave bench overlay``: times of planning, and how good the plans are."""
     rows = []
     for case in record["cases"]:
+        if "planned_out" in case:
+            continue
         params, row = case["params"], dict(case)
         row["of"] = f"{params['tenants']} tenants" if case["name"] == "planning" else ""
         if "equal" in case:
@@ -219,6 +222,26 @@ def overlay_table(record: Row) -> Table:
             ("95 %", "p95_s", format_duration),
             ("median of CPU", "cpu_p50_s", format_duration),
             ("found", "found", str),
+        ],
+    )
+
+
+def overlay_live_table(record: Row) -> Table:
+    """Of ``weave bench overlay``: bytes per switch on the scaled device, beside the plan."""
+    return _table(
+        "Live, bytes per switch (medians; behind a phase: means)",
+        [case for case in record["cases"] if "planned_out" in case],
+        [
+            ("GB of the jobs", "name", str),
+            ("asked", "arm", str),
+            ("plan", "plan", str),
+            ("n", "n", str),
+            ("out", "bytes_out", format_bytes),
+            ("planned", "planned_out", format_bytes),
+            ("in", "bytes_in", format_bytes),
+            ("planned", "planned_in", format_bytes),
+            ("in, behind a phase", "bytes_background_in", format_bytes),
+            ("planned", "planned_background_in", format_bytes),
         ],
     )
 

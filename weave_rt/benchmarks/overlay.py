@@ -3,7 +3,8 @@
 Cases: ``planning`` (one device planned as a whole, 2 to 64 tenants, arms ``fewest-bytes``,
 ``least-stall`` and ``auto``), ``brute force`` (random small instances: the planner against the
 optimum over every way to put blocks into frames; what is not equal is listed) and ``bound`` (random
-orders of arrival: the most blocks that one switch moved, as a share of the window). Times are wall
+orders of arrival: the most blocks that one switch moved, as a share of the window); and, given an
+emulated device, live jobs on it (``weave_rt.benchmarks.overlaylive``). Times of planning are wall
 time of one thread; ``cpu_p50_s`` is its CPU time, which a busy machine disturbs less.
 
 Run alone: ``python -m weave_rt.benchmarks.overlay --help``.
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from weave_rt.benchmarks.bruteforce import LARGEST, least_copies, random_instance
+from weave_rt.benchmarks.overlaylive import live_cases
 from weave_rt.benchmarks.record import quantile
 from weave_rt.conditions import host_conditions
 from weave_rt.overlay import KINDS, Link, ResidencyMap, TenantBlocks, make_plan, moving_blocks
@@ -142,25 +144,39 @@ def _bound(instances: int, progress: Callable[[str], None]) -> dict[str, Any]:
     return _case("bound", "random order", params, wall, cpu, headline=True, **more)
 
 
-def run(full: bool = False, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Measure and return a record. ``full``: more rounds and instances."""
+def run(
+    device_spec: str = "",
+    full: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure and return a record.
+
+    Args:
+        device_spec: an emulated device for the live cases; empty: without them.
+        full: more rounds and instances.
+
+    Raises UsageError for another device, StateChanged."""
     cases = _planning(101 if full else 31, progress)
     cases += _brute_force(5000 if full else 1000, progress)
     cases.append(_bound(500 if full else 100, progress))
-    return {
-        "format": "weave-bench",
-        "version": 1,
-        "conditions": host_conditions(),
-        "cases": cases,
-    }
+    conditions = host_conditions()
+    if device_spec:
+        live, conditions = live_cases(device_spec, 30 if full else 9, progress)
+        cases += live
+    return {"format": "weave-bench", "version": 1, "conditions": conditions, "cases": cases}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m weave_rt.benchmarks.overlay")
+    parser.add_argument("--device", default="emulated:h20?scale=64")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--out", type=Path, required=True, help="file for the record")
     options = parser.parse_args(arguments)
-    record = run(options.full, lambda text: print(text, file=sys.stderr, flush=True))
+    record = run(options.device, options.full, _say)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
