@@ -62,6 +62,7 @@ void bind_probe(py::module_& module);    // probe
 void bind_reports(py::module_& module);  // SwitchReport
 void bind_device(py::module_& module);   // HostPool, Device
 void bind_memory(py::module_& module);   // Tenant, Region, Span
+void bind_tensor_copies(py::module_& module);  // TensorCopies
 
 py::dict stats(const DeviceObject& device);
 py::dict census(const DeviceObject& device);
