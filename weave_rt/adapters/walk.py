@@ -31,8 +31,8 @@ def lie_within(
     optimizers: Sequence[torch.optim.Optimizer],
     tensors: Sequence[torch.Tensor] = (),
 ) -> bool:
-    """Whether every tensor that `walk` would yield is a plain one with its bytes in the range of its
-    tag. May say no where the answer is yes; then `walk` says what is what.
+    """Whether every tensor that `walk` would yield is a plain one with its bytes in the range of
+    its tag. May say no where the answer is yes; then `walk` says what is what.
 
     The common case after each phase, so everything per tensor is done by builtins over whole lists:
     about half the time of a walk."""

@@ -1,11 +1,11 @@
 """The arms of ``weave bench switch``: the same state of one GPU, moved out and in in five ways.
 
-``weave`` is the engine: two tenants, draining and mapping included. ``plain`` is asynchronous pinned
-copies of the same bytes and nothing else. The naive arms take device memory when tensors come, give
-it back when they went, and copy one tensor at a time: ``per_tensor_pageable`` into ordinary memory,
-``per_tensor_pinned_now`` into memory pinned on the spot; ``cold`` loads weights from a safetensors
-file and rebuilds the rest. On an emulated device they ask its driver for what torch would ask a GPU
-(`_core.TensorCopies`); on a GPU they are torch's own calls.
+``weave`` is the engine: two tenants, draining and mapping included. ``plain`` is asynchronous
+pinned copies of the same bytes and nothing else. The naive arms take device memory when tensors
+come, give it back when they went, and copy one tensor at a time: ``per_tensor_pageable`` into
+ordinary memory, ``per_tensor_pinned_now`` into memory pinned on the spot; ``cold`` loads weights
+from a safetensors file and rebuilds the rest. On an emulated device they ask its driver for what
+torch would ask a GPU (`_core.TensorCopies`); on a GPU they are torch's own calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def blocks_of(state: Sequence[TensorSize], block_bytes: int) -> dict[tuple[str, 
 
 
 def _pattern(seed: int, words: int) -> Words:
-    return np.arange(seed, seed + words, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words_of: Words = np.arange(seed, seed + words, dtype=np.uint64)
+    words_of *= np.uint64(0x9E3779B97F4A7C15)
+    return words_of
 
 
 class _Tenant:

@@ -19,7 +19,9 @@ SIDE = 384  # of the matrices: a product takes a few milliseconds of one core, w
 
 @contextmanager
 def busy_cores(wanted: bool = True) -> Iterator[None]:
-    """One thread per core that multiplies matrices until the end. Raises UsageError without torch."""
+    """One thread per core that multiplies matrices until the end.
+
+    Raises UsageError without torch."""
     if not wanted:
         yield
         return

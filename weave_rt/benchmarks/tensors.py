@@ -2,8 +2,8 @@
 
 Cases ``many_tensors`` and ``one_tensor``: two tenants of the torch adapter, each suspended and
 resumed in turn, all bytes moving both ways. A sample is what the caller waits for, Python included;
-``python_s`` is the median of what is not the core's, ``scan_s`` that of looking at unchanged tensors
-alone (a part of it), ``difference_s`` the median over pairs of rounds.
+``python_s`` is the median of what is not the core's, ``scan_s`` that of looking at unchanged
+tensors alone (a part of it), ``difference_s`` the median over pairs of rounds.
 """
 
 from __future__ import annotations
