@@ -2,6 +2,7 @@
 everything that can block. Exceptions are the classes of :mod:`weave_rt.errors`."""
 
 import builtins
+from collections.abc import Mapping, Sequence
 from typing import final
 
 @final
@@ -117,10 +118,22 @@ class Device:
         """Hand the device from `outgoing` to `incoming` as one transaction: on success incoming
         runs and outgoing is suspended, moving only what does not fit; on failure outgoing still
         runs, or both are suspended with no byte lost."""
+    def set_plan(self, movable: Mapping[Tenant, int], next_use: Sequence[Tenant] = ()) -> None:
+        """What may leave the device from now on: at most `movable` blocks of a tenant (those of
+        `discard` regions not counted) are away for the sake of others, as long as that suffices;
+        those that are not named are not held. `next_use`: whose turn comes next, soonest first;
+        the others come last. Moves nothing by itself. Raises UsageError."""
+    def prefetch(
+        self, tenant: Tenant, next_use: Sequence[Tenant] = (), limit_bytes: int = 0
+    ) -> BackgroundCopy:
+        """Bring what fits of an idle tenant in while others run; returns at once. Room comes from
+        idle tenants that are behind it in `next_use` or not in it, never from one that runs.
+        limit_bytes: at most this much; 0 for no limit. Raises UsageError, TenantFailed."""
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
-        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Reports carry limit_s from then
-        on. pre: no tenant holds blocks on the device."""
+        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Decides whether switches copy
+        both ways at once, and in which chunks. Reports carry limit_s from then on. pre: no tenant
+        holds blocks on the device."""
     def plain_copy(self, bytes_out: int, bytes_in: int) -> float:
         """Seconds for plain pinned copies of so many bytes (in whole blocks) out and in at once,
         without the engine: the yardstick of the benchmarks. Its memory is kept until the
@@ -129,13 +142,34 @@ class Device:
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
     def stats(self) -> dict[str, int]:
         """Counters: blocks_created, blocks_free, blocks_total, switches, noop_suspends,
-        noop_resumes, bytes_out, bytes_in, cleanup_failures, pageable_copies (emulated)."""
+        noop_resumes, bytes_out, bytes_in, bytes_background_out, bytes_background_in,
+        background_errors, blocks_beyond_plan, cleanup_failures, pageable_copies (emulated)."""
     def census(self) -> dict[str, int]:
         """What the emulated driver holds for this device now: handles, mappings, reservations,
         registrations, streams, events, bytes_used. Empty on a GPU."""
     def close(self) -> None:
         """Close all tenants, then the device; open Spans become unusable. Twice is fine: the second
         time tries what the driver refused the first time."""
+
+@final
+class BackgroundCopy:
+    """Copies that run beside a phase. A switch or another operation on the device holds them up
+    for as long as it takes."""
+
+    @property
+    def bytes_total(self) -> int: ...  # of whole blocks, when it was asked for
+    @property
+    def bytes_done(self) -> int: ...
+    @property
+    def finished(self) -> bool: ...  # also when cancelled, failed, or out of room
+    @property
+    def cancelled(self) -> bool: ...
+    @property
+    def failed(self) -> bool: ...
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it is finished within that time. Raises what ended it: DriverError."""
+    def cancel(self) -> None:
+        """End it after the chunk in flight; what is complete stays. Returns at once."""
 
 @final
 class Tenant:
@@ -158,8 +192,8 @@ class Tenant:
     @property
     def regions(self) -> list[Region]: ...
     def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
-        """Get or create the region of a tag; policy ``keep`` or ``discard``. reserve_bytes: the
-        largest size it may ever have, 0 for all that the device has."""
+        """Get or create the region of a tag; policy ``keep``, ``reload`` or ``discard``.
+        reserve_bytes: the largest size it may ever have, 0 for all that the device has."""
     def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
         """Bring everything in and run; idle tenants give up what is needed. Running already:
         a counted no-op."""
@@ -167,6 +201,10 @@ class Tenant:
         """Stop running and move everything to the host. Suspended already: a counted no-op."""
     def release(self) -> None:
         """Stop running; blocks stay on the device until another tenant needs their place."""
+    def write_back(self, tag: str) -> BackgroundCopy:
+        """Copy out, beside the phase that runs, what will not change any more before its end; the
+        switch need not then. Whoever writes there again must say so by Region.mark_dirty().
+        Returns at once. Raises UsageError (no such region, or `discard`), NotResident."""
     def rescue(self) -> dict[str, builtins.bytes]:
         """The bytes of every region whose contents are still complete, by tag. For a tenant in
         any state, FAILED included."""
@@ -197,6 +235,24 @@ class Region:
     def allocate(self, bytes: int, alignment: int = 512) -> Span:
         """Space in the region, growing it by whole blocks. Raises GrowthRefused, HostMemoryError,
         NotResident when the tenant does not run."""
+    def mark_clean(self) -> None:
+        """Promise not to change the bytes until :meth:`mark_dirty`: they are copied out once, and
+        later departures move nothing out. New space is copied out once more. ``keep`` only."""
+    def mark_dirty(self) -> None:
+        """Take the promise back before writing: host copies are out of date from now on."""
+    def pin(self) -> None:
+        """Keep the blocks on the device (a NIC or a peer has registered them), until as many
+        :meth:`unpin`. Suspending the tenant raises RegionPinned meanwhile."""
+    def unpin(self) -> None: ...
+    def set_fill(self, fill: str) -> None:
+        """What a block holds that comes to this ``discard`` region: ``none`` (whatever was there),
+        ``zero``, or ``poison`` (0xA5, so that a read before the first write is noticed)."""
+    @property
+    def fill(self) -> str: ...
+    @property
+    def clean(self) -> bool: ...
+    @property
+    def pins(self) -> int: ...
 
 @final
 class Span:
@@ -228,6 +284,8 @@ class SwitchReport:
     def bytes_out(self) -> int: ...
     @property
     def bytes_in(self) -> int: ...
+    @property
+    def bytes_background(self) -> int: ...  # copied for these tenants since their last switch
     @property
     def bytes_skipped(self) -> int: ...
     @property

@@ -18,6 +18,7 @@ __all__ = [
     "OutOfMemoryError",
     "PermitTimeout",
     "PhaseNesting",
+    "RegionPinned",
     "ResumeFailed",
     "StaleWeights",
     "StateChanged",
@@ -75,6 +76,20 @@ class NotResident(WeaveError, RuntimeError):
         self.tenant = tenant
         self.tag = tag
         self.phase = phase
+
+
+class RegionPinned(WeaveError, RuntimeError):
+    """A tenant cannot be suspended: a region of it is pinned to the device.
+
+    Attributes:
+        job, tenant, tag: which region.
+    """
+
+    def __init__(self, message: str, *, job: str = "", tenant: str = "", tag: str = "") -> None:
+        super().__init__(message)
+        self.job = job
+        self.tenant = tenant
+        self.tag = tag
 
 
 class ResumeFailed(WeaveError, RuntimeError):

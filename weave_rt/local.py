@@ -17,6 +17,7 @@ from typing import Any
 from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
 from weave_rt.errors import UsageError
+from weave_rt.lookahead import LookAhead
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.tenant import Tenant
 
@@ -89,6 +90,8 @@ class LocalRuntime:
         observer: called with each :class:`Slice`, in the thread that made it, maybe in several at
             once; what it raises is logged and dropped.
         drain_timeout_s: how long a switch waits for work on a device to finish.
+        background: while a phase runs, bring in what fits of the tenants that come next. It does
+            nothing where everything fits, or nobody comes next.
 
     :meth:`close` closes the devices too. Safe to call from any thread."""
 
@@ -99,6 +102,7 @@ class LocalRuntime:
         policy: Policy | None = None,
         observer: Callable[[Slice], None] | None = None,
         drain_timeout_s: float = 60.0,
+        background: bool = True,
     ) -> None:
         self._names: dict[str, list[str]] = {}
         self._devices: dict[str, Device] = {}
@@ -111,6 +115,7 @@ class LocalRuntime:
         if not self._devices:
             raise UsageError("a runtime needs at least one device")
         self.permits = Permits(policy)
+        self._ahead = LookAhead(self._devices, self._queue, background=background)
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
@@ -134,6 +139,21 @@ class LocalRuntime:
     def devices(self) -> dict[str, Device]:
         """By name; a device in both pools is listed once."""
         return dict(self._devices)
+
+    def set_plan(self, device: str, movable: Mapping[Tenant, int]) -> None:
+        """From now on at most so many blocks of a tenant leave device `device` ("rollout:0") for
+        the sake of others, `discard` not counted, as long as that suffices. Tenants that are not
+        named are not held. Raises UsageError for an unknown device."""
+        if device not in self._devices:
+            raise UsageError(f"there is no device {device!r}; known: {', '.join(self._devices)}")
+        self._ahead.set_plan(device, movable)
+
+    def tenants_on(self, device: str) -> list[Tenant]:
+        """The open tenants that have run on `device`, in order of their first turn."""
+        return self._ahead.tenants(device)
+
+    def _queue(self, name: str) -> list[tuple[str, str]]:
+        return [(r.job, r.phase) for r in self.permits.waiting() if name in r.devices]
 
     def placement(self, pool: str, indices: Sequence[int]) -> tuple[str, ...]:
         """Names of the devices with these indices in `pool`. Raises UsageError."""
@@ -159,6 +179,7 @@ class LocalRuntime:
     def leave(self, job: str) -> None:
         """A job goes; its tenants are closed already. Twice is fine."""
         self.permits.leave(job)
+        self._ahead.left(job)
         with self._lock:
             self._jobs.discard(job)
 
@@ -166,7 +187,11 @@ class LocalRuntime:
         """Queue for `devices`. Follow with `permits.wait` and :meth:`begin`."""
         clock = self._devices[devices[0]]
         now = clock.now_ns()
-        return Grant(job, phase, step, self.permits.request(job, phase, devices), now, clock)
+        ticket = self.permits.request(job, phase, devices)
+        if not ticket.told.done():
+            for name in devices:
+                self._ahead.queued(name, job)
+        return Grant(job, phase, step, ticket, now, clock)
 
     def waited(self, grant: Grant, ok: bool) -> None:
         """The wait is over: granted, or given up (the ticket is withdrawn already)."""
@@ -180,9 +205,12 @@ class LocalRuntime:
         the core is raised: ResumeFailed, DrainTimeout, DriverError, TenantFailed and others."""
         try:
             for name in grant.devices:
+                self._ahead.granted(name, grant.job, grant.phase, tenants.get(name, ()))
                 for tenant in tenants.get(name, ()):
                     self.bring_in(grant, name, tenant)
             grant.started_ns = grant.clock.now_ns()
+            for name in grant.devices:
+                self._ahead.began(name, grant.job, tenants.get(name, ()))
         except BaseException:
             self._release(grant)
             raise

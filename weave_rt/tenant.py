@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from weave_rt._core import Device, Region, Span, SwitchReport
+from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError
 
@@ -264,6 +264,14 @@ class Tenant:
         finally:
             self.update_guards()
             to.update_guards()
+
+    def write_back(self, tag: str) -> BackgroundCopy:
+        """Copy out now, beside the phase, what will not change any more before its end (the
+        weights after the last step, say): the switch then skips it. Who writes there again says so
+        by ``region_of(tag).mark_dirty()``. Returns at once; ``wait()`` on what it returns raises
+        what went wrong. Raises NotResident, UsageError for a tag that is not there or discarded."""
+        self.check_resident(tag)
+        return self.core.write_back(tag)
 
     def release(self) -> None:
         """Stop; the bytes stay on the device until another tenant needs the place. What

@@ -56,13 +56,25 @@ struct ReportObject {
   std::string device;  // its spec
 };
 
+struct BackgroundCopyObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<BackgroundCopy> copy;
+};
+
 void bind_errors(py::module_& module);
-void bind_drivers(py::module_& module);  // FaultScope, call_counts, parse_emulated, cuda_driver
-void bind_probe(py::module_& module);    // probe
-void bind_reports(py::module_& module);  // SwitchReport
-void bind_device(py::module_& module);   // HostPool, Device
-void bind_memory(py::module_& module);   // Tenant, Region, Span
+void bind_drivers(py::module_& module);     // FaultScope, call_counts, parse_emulated, cuda_driver
+void bind_probe(py::module_& module);       // probe
+void bind_reports(py::module_& module);     // SwitchReport
+void bind_background(py::module_& module);  // BackgroundCopy
+void bind_device(py::module_& module);      // HostPool, Device
+void bind_memory(py::module_& module);      // Tenant, Region, Span
 void bind_tensor_copies(py::module_& module);  // TensorCopies
+
+void set_plan(DeviceObject& self, const py::dict& movable,
+              const std::vector<TenantObject>& next_use);
+BackgroundCopyObject prefetch(const std::shared_ptr<DeviceObject>& self, const TenantObject& tenant,
+                              const std::vector<TenantObject>& next_use, Bytes limit_bytes);
+BackgroundCopyObject write_back(const TenantObject& self, const std::string& tag);
 
 py::dict stats(const DeviceObject& device);
 py::dict census(const DeviceObject& device);

@@ -165,6 +165,11 @@ void bind_device(py::module_& module) {
           py::arg("name"), py::arg("job") = "", ReleaseGil())
       .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
            py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+      .def("set_plan", &set_plan, py::arg("movable"),
+           py::arg("next_use") = std::vector<TenantObject>())
+      .def("prefetch", &prefetch, py::arg("tenant"),
+           py::arg("next_use") = std::vector<TenantObject>(), py::arg("limit_bytes") = 0,
+           ReleaseGil())
       .def("calibrate", &calibrate, py::arg("bytes") = 0)
       .def(
           "plain_copy",

@@ -44,6 +44,12 @@ void raise_refusal(const Refusal& refusal) {
     case Refusal::Kind::tenant_failed:
       name = "TenantFailed";
       break;
+    case Refusal::Kind::region_pinned:
+      name = "RegionPinned";
+      attributes["job"] = refusal.job;
+      attributes["tenant"] = refusal.tenant;
+      attributes["tag"] = refusal.tag;
+      break;
     case Refusal::Kind::device_not_found:
       name = "DeviceNotFound";
       break;

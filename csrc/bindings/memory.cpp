@@ -27,8 +27,24 @@ const char* state_name(RegionState state) {
 
 Policy policy_named(const std::string& name) {
   if (name == "keep") return Policy::keep;
+  if (name == "reload") return Policy::reload;
   if (name == "discard") return Policy::discard;
-  throw UsageError("policy '" + name + "': expected keep or discard");
+  throw UsageError("policy '" + name + "': expected keep, reload or discard");
+}
+
+const char* policy_name(Policy policy) {
+  return policy == Policy::keep ? "keep" : policy == Policy::reload ? "reload" : "discard";
+}
+
+Fill fill_named(const std::string& name) {
+  if (name == "none") return Fill::none;
+  if (name == "zero") return Fill::zero;
+  if (name == "poison") return Fill::poison;
+  throw UsageError("fill '" + name + "': expected none, zero or poison");
+}
+
+const char* fill_name(Fill fill) {
+  return fill == Fill::none ? "none" : fill == Fill::zero ? "zero" : "poison";
 }
 
 std::string tenant_state(const TenantObject& self) {
@@ -149,19 +165,40 @@ void bind_tenant(py::module_& module) {
           "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
           ReleaseGil())
       .def("rescue", &rescue)
+      .def("write_back", &write_back, py::arg("tag"), ReleaseGil())
       .def(
           "close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
           ReleaseGil());
+}
+
+void bind_policies(py::class_<RegionObject>& type) {
+  const auto act = [](void (Device::*action)(const std::shared_ptr<Region>&)) {
+    return [action](const RegionObject& self) { ((*self.owner->device).*action)(self.region); };
+  };
+  type.def("mark_clean", act(&Device::mark_clean), ReleaseGil())
+      .def("mark_dirty", act(&Device::mark_dirty), ReleaseGil())
+      .def("pin", act(&Device::pin), ReleaseGil())
+      .def("unpin", act(&Device::unpin), ReleaseGil())
+      .def(
+          "set_fill",
+          [](const RegionObject& self, const std::string& fill) {
+            self.owner->device->set_fill(self.region, fill_named(fill));
+          },
+          py::arg("fill"), ReleaseGil())
+      .def_property_readonly("fill",
+                             [](const RegionObject& self) { return fill_name(self.region->fill); })
+      .def_property_readonly("clean",
+                             [](const RegionObject& self) { return self.region->clean.load(); })
+      .def_property_readonly("pins",
+                             [](const RegionObject& self) { return self.region->pins.load(); });
 }
 
 void bind_region(py::module_& module) {
   py::class_<RegionObject> type(module, "Region");
   bind_identity(type, &RegionObject::region);
   type.def_property_readonly("tag", [](const RegionObject& self) { return self.region->tag; })
-      .def_property_readonly("policy",
-                             [](const RegionObject& self) {
-                               return self.region->policy == Policy::keep ? "keep" : "discard";
-                             })
+      .def_property_readonly(
+          "policy", [](const RegionObject& self) { return policy_name(self.region->policy); })
       .def_property_readonly("address",
                              [](const RegionObject& self) { return self.region->address(); })
       .def_property_readonly(
@@ -191,6 +228,7 @@ void bind_region(py::module_& module) {
                               self.owner->device->allocate(self.region, bytes, alignment)};
           },
           py::arg("bytes"), py::arg("alignment") = 512, ReleaseGil());
+  bind_policies(type);
 }
 
 }  // namespace

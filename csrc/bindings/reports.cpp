@@ -18,6 +18,10 @@ py::dict stats(const DeviceObject& self) {
   result["noop_resumes"] = stats.noop_resumes;
   result["bytes_out"] = stats.bytes_out;
   result["bytes_in"] = stats.bytes_in;
+  result["bytes_background_out"] = stats.bytes_background_out;
+  result["bytes_background_in"] = stats.bytes_background_in;
+  result["background_errors"] = stats.background_errors;
+  result["blocks_beyond_plan"] = stats.blocks_beyond_plan;
   result["cleanup_failures"] = cu::reported_count();
   if (self.kind == "emulated") {
     result["pageable_copies"] = emu::census(self.device->driver().ordinal).pageable_copies;
@@ -47,7 +51,7 @@ static py::dict report_dict(const SwitchReport& report, const std::string& devic
   result["in"] = report.incoming;
   result["bytes_out"] = report.bytes_out;
   result["bytes_in"] = report.bytes_in;
-  result["bytes_background"] = 0;
+  result["bytes_background"] = report.bytes_background;
   result["bytes_skipped"] = report.bytes_skipped;
   result["blocks_remapped"] = report.blocks_remapped;
   result["seconds"] = report.seconds;
@@ -55,7 +59,7 @@ static py::dict report_dict(const SwitchReport& report, const std::string& devic
   result["map_s"] = report.map_s;
   result["out_s"] = report.out_s;
   result["in_s"] = report.in_s;
-  if (report.bytes_out > 0 && report.bytes_in > 0) result["mode"] = "overlapped";
+  if (report.mode != nullptr) result["mode"] = report.mode;
   if (report.limit_s) {
     result["limit_s"] = *report.limit_s;
     result["efficiency"] = *report.limit_s / (report.seconds - report.drain_s);
@@ -73,6 +77,8 @@ void bind_reports(py::module_& module) {
                              [](const ReportObject& self) { return self.report.bytes_out; })
       .def_property_readonly("bytes_in",
                              [](const ReportObject& self) { return self.report.bytes_in; })
+      .def_property_readonly("bytes_background",
+                             [](const ReportObject& self) { return self.report.bytes_background; })
       .def_property_readonly("bytes_skipped",
                              [](const ReportObject& self) { return self.report.bytes_skipped; })
       .def_property_readonly("blocks_remapped",

@@ -60,6 +60,9 @@ Device::Device(DriverRef driver, Options options)
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
   drain_ = std::make_unique<Drain>(context_);
+  background_ = std::make_unique<Background>(
+      Background::Tools{mutex_, context_, *frames_, *drain_, *engine_, tenants_, plan_, turns_},
+      options.background_thread);
 }
 
 Device::~Device() { close(); }
@@ -74,6 +77,13 @@ Bytes Device::usable() const {
   return frames_ == nullptr ? 0 : static_cast<Bytes>(frames_->total()) * block_bytes_;
 }
 
+void Device::note_background(Stats& stats) const {
+  if (background_ == nullptr) return;
+  stats.bytes_background_out = background_->stats().bytes_out;
+  stats.bytes_background_in = background_->stats().bytes_in;
+  stats.background_errors = background_->stats().errors;
+}
+
 Device::Stats Device::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
@@ -82,6 +92,7 @@ Device::Stats Device::stats() const {
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
   }
+  note_background(stats);
   return stats;
 }
 
@@ -119,8 +130,9 @@ void Device::require_usable(const Tenant& tenant) const {
 // First thing in each operation: undo calls that failed, and a roll-back that could not finish.
 void Device::retry_unfinished() noexcept {
   driver_->retry_buried();
-  std::erase_if(stuck_links_, [](const auto& link) { return link->settle(); });
-  if (engine_->settle() && !limbo_.empty()) {
+  const bool settled = engine_->settle();
+  std::erase_if(stuck_links_, [&](const auto& link) { return link->settle() && settled; });
+  if (background_->settle() && settled && !limbo_.empty()) {
     for (const FrameId frame : limbo_.frames) frames_->give_back(frame);
     limbo_ = {};
   }
@@ -186,9 +198,7 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
 
 // Growing and allocating are for a tenant whose phase holds the device.
 void Device::require_running(const Region& region) const {
-  const auto tenant = region.tenant.lock();
-  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
-  require_usable(*tenant);
+  const auto tenant = require_tenant(region);
   if (tenant->running) return;
   Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
                                                    " must run to grow its region " + region.tag +
@@ -201,22 +211,36 @@ void Device::require_running(const Region& region) const {
 
 std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, Bytes bytes,
                                        Bytes alignment) {
-  const std::lock_guard lock(mutex_);
   if (bytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0) {
     throw UsageError("allocate needs at least one byte and an alignment that is a power of two");
   }
-  require_running(*region);
-  auto offset = region->take(bytes, alignment);
-  if (!offset) {
-    grow(region, region->shortage(bytes, alignment));
-    offset = region->take(bytes, alignment);
+  {
+    const std::lock_guard lock(mutex_);
+    require_running(*region);
+    if (auto span = take(region, bytes, alignment)) return span;
   }
-  WEAVE_ASSERT(offset.has_value(), "a region grew and still had no room");
+  const Foreground lock(*this);
+  require_running(*region);
+  if (auto span = take(region, bytes, alignment)) return span;
+  grow(region, region->shortage(bytes, alignment));
+  auto span = take(region, bytes, alignment);
+  WEAVE_ASSERT(span != nullptr, "a region grew and still had no room");
+  return span;
+}
+
+// From what the region has; null where that is not enough.
+std::shared_ptr<Span> Device::take(const std::shared_ptr<Region>& region, Bytes bytes,
+                                   Bytes alignment) {
+  const auto offset = region->take(bytes, alignment);
+  if (!offset) return nullptr;
+  // The owner writes there now: what the host has of these blocks is old.
+  region->invalidate_host(*offset, bytes);
+  background_->touched(*region, *offset, bytes);
   return std::make_shared<Span>(region, *offset, bytes);
 }
 
 void Device::prepare(const std::shared_ptr<Region>& region, Bytes bytes) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_running(*region);
   if (bytes == 0) return;
   if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
@@ -251,7 +275,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy == Policy::keep)
+  if (region->policy != Policy::discard)
     extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
@@ -286,6 +310,7 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
   for (const auto& region : tenant.regions) {
     for (auto& slot : region->slots) {
       slot.mapping = Mapping{};
+      slot.frame_valid = false;
       const FrameId frame = std::exchange(slot.frame, kNoFrame);
       if (!settled) {
         if (slot.host) limbo_.extents.push_back(std::move(slot.host));
@@ -302,7 +327,7 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
 }
 
 void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   if (tenant->closed || frames_ == nullptr) return;
   std::optional<ContextScope> scope;
   try {
@@ -313,18 +338,28 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
     // A lost context or a stuck kernel: closing goes on, nothing can be saved by waiting.
   }
   retry_unfinished();
+  background_->forget(*tenant);
+  plan_.movable.erase(tenant.get());
+  std::erase(plan_.next_use, tenant.get());
   // The undo goes on for the other tenants that it concerns.
   for (const auto& transaction : unfinished_) transaction->forget(*tenant, limbo_);
   std::erase_if(unfinished_,
                 [](const auto& transaction) { return transaction->tenants().empty(); });
   tenant->running = false;
   tenant->closed = true;
-  drop_slots(*tenant, engine_->settle());
+  const bool settled = engine_->settle();
+  drop_slots(*tenant, background_->settle() && settled);
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
 }
 
 void Device::close() noexcept {
+  Background* background = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    background = background_.get();
+  }
+  if (background != nullptr) background->stop();
   for (const auto& tenant : tenants()) close_tenant(tenant);
   const std::lock_guard lock(mutex_);
   if (frames_ == nullptr) {
@@ -340,7 +375,10 @@ void Device::close() noexcept {
       // The context is lost; releasing it takes streams and events along.
     }
     // Copies of a switch that failed, whose end nobody saw, may still use what goes now.
-    if (scope && !engine_->settle()) driver_->table.ctx_synchronize();
+    const bool settled = engine_->settle();
+    if (scope && !(background_->settle() && settled)) driver_->table.ctx_synchronize();
+    note_background(stats_);
+    background_.reset();
     plain_link_.reset();
     stuck_links_.clear();
     unfinished_.clear();

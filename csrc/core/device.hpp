@@ -2,6 +2,9 @@
 // is a transaction under the device's lock: it completes, or it throws and leaves one of the states
 // that transaction.hpp names.
 //
+// An operation that touches slots is Foreground: the background (background.hpp) holds still for
+// it.
+//
 // Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing
 // calls back up. Tenants, regions and spans may outlive the device; then they are closed.
 #pragma once
@@ -13,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/background.hpp"
 #include "core/drain.hpp"
 #include "core/host_pool.hpp"
 #include "core/plain_link.hpp"
@@ -27,11 +31,15 @@ class Device {
     Bytes usable_bytes = 0;               // at most this much for tenants; 0: all that is free
     Bytes host_budget = 0;                // for a pool of its own; 0: what the host has
     std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
+    bool background_thread = true;        // else run_background() does its work
   };
   struct Stats {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
     std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
     Bytes bytes_out = 0, bytes_in = 0;
+    Bytes bytes_background_out = 0, bytes_background_in = 0;
+    std::uint64_t background_errors = 0;
+    std::uint64_t blocks_beyond_plan = 0;
   };
 
   // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
@@ -51,6 +59,18 @@ class Device {
   // Grow so that the next allocate() calls, up to `bytes` in all, need not.
   void prepare(const std::shared_ptr<Region>& region, Bytes bytes);
 
+  // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
+  // later departures move nothing out. New space in it is copied out once more. Both are for keep
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  void mark_clean(const std::shared_ptr<Region>& region);
+  void mark_dirty(const std::shared_ptr<Region>& region);
+  // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
+  // suspending the tenant throws Refusal (region_pinned). unpin() throws UsageError at 0.
+  void pin(const std::shared_ptr<Region>& region);
+  void unpin(const std::shared_ptr<Region>& region);
+  // What blocks hold that come to a discard region from now on, by memsets within the switch.
+  void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+
   SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
   SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
@@ -59,6 +79,24 @@ class Device {
   void release(const std::shared_ptr<Tenant>& tenant);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
   std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
+
+  // What may leave, and in which order, until the next plan (residency.hpp). Changes targets only;
+  // nothing moves by this. Throws UsageError.
+  void set_plan(const std::map<std::shared_ptr<Tenant>, std::size_t>& movable,
+                const std::vector<std::shared_ptr<Tenant>>& next_use);
+  // Copies beside the phase that runs (background.hpp). They return at once; see the handle.
+  // prefetch: bring at most `limit` bytes (0: all that fits) of an idle tenant in; those who make
+  // room come after it in next_use, or are not in it.
+  // write_back: copy out what will not change again in this phase. The copies are valid until
+  // the tenant starts again, or until mark_dirty().
+  std::shared_ptr<BackgroundCopy> prefetch(const std::shared_ptr<Tenant>& tenant,
+                                           const std::vector<std::shared_ptr<Tenant>>& next_use,
+                                           Bytes limit);
+  std::shared_ptr<BackgroundCopy> write_back(const std::shared_ptr<Tenant>& tenant,
+                                             const std::string& tag);
+  void cancel(const std::shared_ptr<BackgroundCopy>& copy) noexcept;
+  // Do what was asked for in the caller's thread. pre: Options::background_thread is false.
+  void run_background();
 
   // Measure the link with plain copies of up to `bytes` per direction; reports carry limit_s from
   // then on. pre: no tenant holds frames. Throws UsageError, DriverError.
@@ -92,11 +130,28 @@ class Device {
   const DriverRef& driver_ref() const { return driver_; }
 
  private:
+  // The lock, taken by an operation that touches slots: the background holds still meanwhile.
+  class Foreground {
+   public:
+    explicit Foreground(Device& device);
+    ~Foreground();
+    Foreground(const Foreground&) = delete;
+    Foreground& operator=(const Foreground&) = delete;
+
+   private:
+    Device& device_;
+    std::unique_lock<std::mutex> lock_;
+  };
   Transaction::Tools tools() { return {*driver_, *frames_, *engine_}; }
   void require_open() const;
   void require_usable(const Tenant& tenant) const;
   void require_running(const Region& region) const;
+  std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;
+  std::shared_ptr<Span> take(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
+  std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void require_unpinned(const Tenant& tenant) const;
   void retry_unfinished() noexcept;
+  void note_background(Stats& stats) const;
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
   std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
@@ -123,11 +178,14 @@ class Device {
   std::unique_ptr<Drain> drain_;
   std::unique_ptr<PlainLink> plain_link_;
   std::vector<std::shared_ptr<Tenant>> tenants_;
+  ResidencyPlan plan_;
+  std::unique_ptr<Background> background_;
+  std::int64_t operation_began_ns_ = 0;                   // of the Foreground that holds the lock
   std::vector<std::unique_ptr<Transaction>> unfinished_;  // undos that could not be finished yet
   std::vector<std::unique_ptr<PlainLink>> stuck_links_;   // with copies that nobody could wait for
   Limbo limbo_;                                           // what closed tenants left in such copies
   std::optional<LinkRates> rates_;
-  std::uint64_t turn_ = 0;
+  Turns turns_;
   Stats stats_;
 };
 

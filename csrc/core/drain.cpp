@@ -24,18 +24,26 @@ Drain::~Drain() {
 }
 
 void Drain::wait(double timeout_s) {
+  if (answered(ask(), timeout_s)) return;
+  throw Refusal(Refusal::Kind::drain_timeout, "work on the device did not finish within " +
+                                                  std::to_string(timeout_s) +
+                                                  " s; nothing was moved");
+}
+
+std::uint64_t Drain::ask() {
+  const std::lock_guard lock(desk_->mutex);
+  desk_->changed.notify_all();
+  return ++desk_->asked;
+}
+
+bool Drain::answered(std::uint64_t number, double timeout_s) {
   Desk& desk = *desk_;
   std::unique_lock lock(desk.mutex);
-  const std::uint64_t mine = ++desk.asked;
-  desk.changed.notify_all();
   // Thirty years are for ever, and no deadline overflows.
   const std::chrono::duration<double> patience(std::clamp(timeout_s, 0.0, 1e9));
-  if (!desk.changed.wait_for(lock, patience, [&] { return desk.answered >= mine; })) {
-    throw Refusal(Refusal::Kind::drain_timeout, "work on the device did not finish within " +
-                                                    std::to_string(timeout_s) +
-                                                    " s; nothing was moved");
-  }
+  if (!desk.changed.wait_for(lock, patience, [&] { return desk.answered >= number; })) return false;
   cu::check(desk.status, desk.failed_call);
+  return true;
 }
 
 void Drain::serve(Desk& desk) {

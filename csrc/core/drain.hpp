@@ -23,6 +23,10 @@ class Drain {
 
   // Wait until all work of the context is complete. Throws Refusal (drain_timeout), DriverError.
   void wait(double timeout_s);
+  // The same in parts: ask() begins it, answered() waits a while for the number that ask() gave.
+  // Throws DriverError.
+  std::uint64_t ask();
+  bool answered(std::uint64_t number, double timeout_s);
 
  private:
   // Shared with the thread, which may outlive this object.

@@ -23,6 +23,8 @@ class Frames {
   int available() const {
     return static_cast<int>(free_.size()) + (may_create_ ? total_ - created() : 0);
   }
+  // Those of them that exist: taking one of these makes no driver call.
+  int free() const { return static_cast<int>(free_.size()); }
   // While false, only frames that exist count as available: the driver has no memory for more.
   void allow_creating(bool allowed) { may_create_ = allowed; }
   Bytes block_bytes() const { return block_bytes_; }

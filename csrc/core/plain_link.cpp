@@ -1,6 +1,8 @@
 #include "core/plain_link.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <set>
 
 #include "core/device.hpp"
 
@@ -47,6 +49,33 @@ double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
   return static_cast<double>(table.now_ns() - started) / 1e9;
 }
 
+Bytes PlainLink::chunk_bytes(const CopyEngine& engine) const {
+  return engine.chunk_bytes(blocks() * frames_.block_bytes(), frames_.block_bytes());
+}
+
+double PlainLink::exchange(CopyEngine& engine) {
+  const Bytes chunk = chunk_bytes(engine);
+  std::vector<Chunk> outs;
+  std::vector<Chunk> ins;
+  for (std::size_t index = 0; index < blocks(); ++index) {
+    for (Bytes offset = 0; offset < frames_.block_bytes(); offset += chunk) {
+      const Bytes bytes = std::min(chunk, frames_.block_bytes() - offset);
+      const cu::DevicePtr device = frames_.home(taken_[index]) + offset;
+      outs.push_back({.device = device, .host = extents_[index].data() + offset, .bytes = bytes});
+      ins.push_back({.device = device,
+                     .host = extents_[blocks() + index].data() + offset,
+                     .bytes = bytes,
+                     .after = static_cast<int>(ins.size())});
+    }
+  }
+  const auto now = context_->driver().table.now_ns;
+  const std::int64_t started = now();
+  CopyEngine::Progress progress;
+  engine.run(outs, ins, progress);
+  engine.finish();
+  return seconds_between(started, now());
+}
+
 bool PlainLink::settle() noexcept {
   const auto& table = context_->driver().table;
   for (int attempt = 0; attempt < 3; ++attempt) {
@@ -76,8 +105,37 @@ LinkRates measure_rates(PlainLink& link, Bytes block_bytes) {
   return rates;
 }
 
+Bytes best_chunks(PlainLink& link, CopyEngine& engine) {
+  constexpr Bytes kCandidates[] = {64, 32, 128, 16};  // the default first
+  constexpr double kBetter = 0.97;                    // less is noise
+  constexpr double kLongEnough = 1.0;                 // seconds, for all of them
+  const Bytes before = engine.chunks();
+  Bytes best = before;
+  double best_s = std::numeric_limits<double>::infinity();
+  double spent_s = 0;
+  std::set<Bytes> tried;
+  try {
+    for (const Bytes candidate : kCandidates) {
+      engine.set_chunks(candidate);
+      if (!tried.insert(link.chunk_bytes(engine)).second || spent_s > kLongEnough) continue;
+      double seconds = link.exchange(engine);
+      spent_s += seconds;
+      seconds = std::min(seconds, link.exchange(engine));
+      if (seconds < best_s * (tried.size() == 1 ? 1.0 : kBetter)) {
+        best_s = seconds;
+        best = candidate;
+      }
+    }
+  } catch (...) {
+    engine.set_chunks(before);
+    throw;
+  }
+  engine.set_chunks(best);
+  return best;
+}
+
 LinkRates Device::calibrate(Bytes bytes) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   for (const auto& tenant : tenants_) {
     if (tenant->slots_on_device() > 0) {
@@ -91,16 +149,20 @@ LinkRates Device::calibrate(Bytes bytes) {
   const std::size_t blocks = std::clamp<std::size_t>(bytes / block_bytes_, 1, half);
   auto link = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
   try {
-    rates_ = measure_rates(*link, block_bytes_);
+    const LinkRates rates = measure_rates(*link, block_bytes_);
+    engine_->set_sequential(is_sequential_faster(rates));
+    engine_->set_chunks(best_chunks(*link, *engine_));
+    rates_ = rates;
   } catch (const DriverError&) {
-    if (!link->settle()) stuck_links_.push_back(std::move(link));
+    const bool settled = engine_->settle();
+    if (!link->settle() || !settled) stuck_links_.push_back(std::move(link));
     throw;
   }
   return *rates_;
 }
 
 double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const std::size_t out = round_up(bytes_out, block_bytes_) / block_bytes_;
   const std::size_t in = round_up(bytes_in, block_bytes_) / block_bytes_;

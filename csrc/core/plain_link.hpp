@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "core/copy_engine.hpp"
 #include "core/frames.hpp"
 #include "core/host_pool.hpp"
 #include "core/report.hpp"
@@ -26,6 +27,11 @@ class PlainLink {
   // Seconds for so many blocks out and in at once. pre: neither exceeds blocks(). Throws
   // DriverError.
   double copy(std::size_t blocks_out, std::size_t blocks_in);
+  // Seconds for as many blocks as it holds to leave their frames and as many others to enter the
+  // same ones, by the engine: a switch without its mapping. Throws DriverError; the engine has to
+  // be settled then too.
+  double exchange(CopyEngine& engine);
+  Bytes chunk_bytes(const CopyEngine& engine) const;  // that exchange() uses
   // After copy() threw: whether everything queued is known to be complete. Until then the frames
   // and extents must not be used otherwise. Never throws.
   bool settle() noexcept;
@@ -42,5 +48,8 @@ class PlainLink {
 // Both directions alone and together, best of three, after one unmeasured round (a link sleeps when
 // idle).
 LinkRates measure_rates(PlainLink& link, Bytes block_bytes);
+// In how many chunks the engine had best cut a switch of this size; it is left at that. A few are
+// tried, for about a second at most; another one than the default must be clearly faster.
+Bytes best_chunks(PlainLink& link, CopyEngine& engine);
 
 }  // namespace weave

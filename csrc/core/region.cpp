@@ -38,6 +38,25 @@ Bytes Region::bytes_allocated() const {
   return space_.used();
 }
 
+Bytes Region::used_in(std::size_t slot) const {
+  const std::lock_guard lock(space_mutex_);
+  return space_.used_in(slot * block_bytes, block_bytes);
+}
+
+std::vector<Range> Region::ranges(std::size_t slot) const {
+  const Bytes used = policy == Policy::discard ? 0 : used_in(slot);
+  if (used == 0) return {};
+  return {{0, used, slots[slot].host.data()}};
+}
+
+void Region::invalidate_host(Bytes offset, Bytes bytes) {
+  const std::size_t end =
+      std::min<Bytes>(round_up(offset + bytes, block_bytes) / block_bytes, slots.size());
+  for (std::size_t slot = offset / block_bytes; slot < end; ++slot) {
+    if (slots[slot].frame_valid) slots[slot].host_valid = false;
+  }
+}
+
 std::size_t Tenant::slots() const {
   std::size_t count = 0;
   for (const auto& region : regions) count += region->slots.size();
@@ -64,7 +83,8 @@ void Tenant::refresh_states() {
   for (const auto& region : regions) {
     const bool on_device = std::ranges::all_of(
         region->slots, [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
-    const auto away = region->policy == Policy::keep ? RegionState::host : RegionState::discarded;
+    const auto away =
+        region->policy == Policy::discard ? RegionState::discarded : RegionState::host;
     region->state = failed ? RegionState::failed : on_device ? RegionState::resident : away;
   }
 }

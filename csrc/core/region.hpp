@@ -17,13 +17,25 @@ namespace weave {
 
 class Tenant;
 
-// One block's worth of a region. `frame` set and `host_valid` false: the device copy is the truth.
-// `frame` set and unmapped only in a suspended tenant. Neither set: contents are lost (discard).
+// One block's worth of a region. Where its bytes are:
+//   frame_valid  in the frame
+//   host_valid   in the extent. With both, the two are equal and the frame is free to go
+//   neither      lost (discard), or never there
+// A frame that is not valid is only a place: it is copied into before the tenant runs. `frame` set
+// and unmapped only in a suspended tenant.
 struct Slot {
   FrameId frame = kNoFrame;
   Mapping mapping;  // of the frame's block at the region's own address
-  Extent host;      // for `keep`; taken with the slot, so that a switch never allocates
+  Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
+  bool frame_valid = false;
+};
+
+// Bytes of one slot that are copied as one: from `offset` in the slot, to and from `host`.
+struct Range {
+  Bytes offset = 0;
+  Bytes bytes = 0;
+  std::byte* host = nullptr;
 };
 
 class Region {
@@ -40,6 +52,10 @@ class Region {
   std::atomic<RegionState> state{RegionState::resident};
   std::atomic<std::uint64_t> generation{0};  // +1 whenever `discard` lost contents
   std::atomic<Bytes> bytes_held{0};          // slots * block bytes, for readers without the lock
+  // The owner promised not to change the bytes, so host copies outlive a turn.
+  std::atomic<bool> clean{false};
+  std::atomic<int> pins{0};  // while not 0 its blocks stay on the device
+  std::atomic<Fill> fill{Fill::none};
 
   cu::DevicePtr address() const { return reservation->address(); }
   cu::DevicePtr slot_address(std::size_t slot) const {
@@ -52,6 +68,16 @@ class Region {
   void give_back(Bytes offset, Bytes bytes);
   void grow_space();
   Bytes bytes_allocated() const;
+  // The first bytes of a slot that anybody may have written: up to the end of its last span.
+  Bytes used_in(std::size_t slot) const;
+  // What has to be copied of a slot. Sorted, apart from each other. pre: it has an extent, or is of
+  // a `discard` region.
+  std::vector<Range> ranges(std::size_t slot) const;
+  // Host copies stay valid while the tenant runs.
+  bool keeps_host_copies() const { return clean || policy == Policy::reload; }
+  // The host copies of slots with bytes in [offset, offset + bytes) are older than the frames now.
+  // pre: the tenant runs; under the Device's lock.
+  void invalidate_host(Bytes offset, Bytes bytes);
 
  private:
   mutable std::mutex space_mutex_;  // leaf lock
@@ -71,6 +97,7 @@ class Tenant {
   std::atomic<bool> failed{false};
   std::atomic<bool> closed{false};
   std::uint64_t last_turn = 0;  // the device's turn counter when it last ran
+  Bytes background_bytes = 0;   // copied in the background for it since its last switch
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;

@@ -20,6 +20,7 @@ struct SwitchReport {
   std::string incoming;               // empty for a suspend
   Bytes bytes_out = 0;                // copied to the host
   Bytes bytes_in = 0;                 // copied to the device
+  Bytes bytes_background = 0;         // copied earlier, beside phases, for those named here
   Bytes bytes_skipped = 0;            // of the tenants concerned, not copied
   std::size_t blocks_remapped = 0;
   std::int64_t started_ns = 0;
@@ -28,6 +29,7 @@ struct SwitchReport {
   double map_s = 0;
   double out_s = 0;
   double in_s = 0;
+  const char* mode = nullptr;     // "duplex" or "sequential"; null unless bytes moved both ways
   std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
 };
 
@@ -35,8 +37,10 @@ inline double seconds_between(std::int64_t begin_ns, std::int64_t end_ns) {
   return static_cast<double>(end_ns - begin_ns) / 1e9;
 }
 
+// Whether the link moves bytes faster in one direction after the other than in both at once.
+bool is_sequential_faster(const LinkRates& rates);
 // The shortest time in which the link can move these bytes: both directions at their duplex rates
-// until the shorter is done, then the rest one way.
+// until the shorter is done, then the rest one way; or one after the other where that is faster.
 double limit_seconds(const LinkRates& rates, Bytes out, Bytes in);
 
 }  // namespace weave

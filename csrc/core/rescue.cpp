@@ -40,7 +40,7 @@ bool Device::read_out(Slot& slot) noexcept {
 
 std::map<std::string, std::vector<std::byte>> Device::rescue(
     const std::shared_ptr<Tenant>& tenant) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   if (tenant->closed) throw UsageError("tenant " + tenant->name + " is closed");
   std::map<std::string, std::vector<std::byte>> saved;
@@ -53,12 +53,12 @@ std::map<std::string, std::vector<std::byte>> Device::rescue(
   }
   readable = readable && !is_unfinished(*tenant);
   for (const auto& region : tenant->regions) {
-    if (region->policy != Policy::keep) continue;
+    if (region->policy == Policy::discard) continue;
     std::vector<std::byte> bytes(region->bytes_held);
     bool complete = true;
     for (std::size_t index = 0; index * block_bytes_ < bytes.size() && complete; ++index) {
       Slot& slot = region->slots[index];
-      complete = slot.host_valid || (readable && slot.frame != kNoFrame && read_out(slot));
+      complete = slot.host_valid || (readable && slot.frame_valid && read_out(slot));
       if (!complete) break;
       std::memcpy(bytes.data() + index * block_bytes_, slot.host.data(), block_bytes_);
     }

@@ -52,4 +52,14 @@ Bytes Space::shortage(Bytes bytes, Bytes alignment) const {
   return end > size_ ? end - size_ : 0;
 }
 
+Bytes Space::used_in(Bytes offset, Bytes bytes) const {
+  const Bytes end = std::min(offset + bytes, size_);
+  if (end <= offset) return 0;
+  const auto behind = free_.lower_bound(end);
+  if (behind == free_.begin()) return end - offset;
+  const auto [hole, length] = *std::prev(behind);
+  if (hole + length < end) return end - offset;
+  return hole > offset ? hole - offset : 0;
+}
+
 }  // namespace weave

@@ -20,6 +20,8 @@ class Space {
   void grow(Bytes size);
   // How many bytes grow() must add before take(bytes, alignment) succeeds.
   Bytes shortage(Bytes bytes, Bytes alignment) const;
+  // How many of the `bytes` from `offset` on lie before the end of what is taken there.
+  Bytes used_in(Bytes offset, Bytes bytes) const;
   Bytes size() const { return size_; }
   Bytes used() const { return used_; }
 

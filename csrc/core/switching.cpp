@@ -1,6 +1,7 @@
 // core/switching.cpp: Device operations that hand frames from one tenant to another: resume,
 // suspend, hand_over and release, and what they share: making room, the transfer, the roll-back.
 #include <algorithm>
+#include <utility>
 
 #include "core/device.hpp"
 
@@ -11,13 +12,19 @@ namespace weave {
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto victims = choose_victims(tenants_, incoming, frames_needed - free);
-  if (victims.size() == frames_needed - free) return victims;
+  auto victims = choose_victims(tenants_, incoming, frames_needed - free, plan_);
+  if (victims.slots.size() == frames_needed - free) {
+    stats_.blocks_beyond_plan += victims.beyond_plan;
+    return victims.slots;
+  }
   Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
+  const Bytes missing = (frames_needed - free - victims.slots.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
-    if (tenant.get() == &incoming || !(tenant->running || tenant->failed)) continue;
+    const bool holds =
+        tenant->running || tenant->failed ||
+        std::ranges::any_of(tenant->regions, [](const auto& region) { return region->pins > 0; });
+    if (tenant.get() == &incoming || !holds) continue;
     refusal.holders.push_back(tenant->label());
     names += (names.empty() ? "" : ", ") + tenant->label();
   }
@@ -31,16 +38,17 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
 
 void Device::start(Tenant& tenant) {
   for (const auto& region : tenant.regions) {
+    if (region->keeps_host_copies()) continue;
     for (auto& slot : region->slots) slot.host_valid = false;
   }
   tenant.running = true;
-  tenant.last_turn = ++turn_;
+  tenant.last_turn = ++turns_.now;
   tenant.refresh_states();
 }
 
 void Device::stop(Tenant& tenant) {
   tenant.running = false;
-  tenant.last_turn = ++turn_;
+  tenant.last_turn = ++turns_.now;
 }
 
 SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
@@ -49,7 +57,7 @@ SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_
 
 SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
                                const std::shared_ptr<Tenant>& incoming, double drain_timeout_s) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
@@ -66,6 +74,9 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   const bool outgoing_ran = outgoing != nullptr && outgoing->running;
   auto report = bring_in(missing_slots(*incoming), outgoing_ran ? outgoing : nullptr, *incoming,
                          drain_timeout_s);
+  for (const auto& tenant : {incoming, outgoing}) {
+    if (tenant != nullptr) report.bytes_background += std::exchange(tenant->background_bytes, 0);
+  }
   start(*incoming);
   ++stats_.switches;
   return report;
@@ -107,7 +118,7 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
 }
 
 SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
-  const std::lock_guard lock(mutex_);
+  const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
@@ -120,10 +131,12 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     report.started_ns = driver_->table.now_ns();
     return report;
   }
+  require_unpinned(*tenant);
   const bool ran = tenant->running;
   if (ran) stop(*tenant);
   try {
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
+    report.bytes_background = std::exchange(tenant->background_bytes, 0);
     ++stats_.switches;
     return report;
   } catch (const Refusal&) {
@@ -145,16 +158,18 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
                               double drain_timeout_s) {
   const auto now = driver_->table.now_ns;
   SwitchReport report;
-  report.started_ns = now();
+  report.started_ns = operation_began_ns_;  // waiting for the background's chunk is draining too
   if (incoming != nullptr) report.incoming = incoming->label();
   if (outgoing != nullptr) report.outgoing.push_back(outgoing->label());
-  if (outgoing != nullptr || !outs.empty()) {
-    try {
+  try {
+    background_->require_settled();
+    if (outgoing != nullptr || !outs.empty()) {
       drain_->wait(drain_timeout_s);
-    } catch (const DriverError&) {
-      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
-      throw;
+      turns_.drained = turns_.now;  // of all who do not run: their work is complete
     }
+  } catch (const DriverError&) {
+    if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+    throw;
   }
   const std::int64_t drained = now();
   report.drain_s = seconds_between(report.started_ns, drained);
@@ -170,6 +185,9 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
     tenant->refresh_states();
     concerned_bytes += tenant->slots() * block_bytes_;
     if (tenant.get() != incoming && tenant != outgoing) report.outgoing.push_back(tenant->label());
+  }
+  if (report.bytes_out > 0 && report.bytes_in > 0) {
+    report.mode = engine_->sequential() ? "sequential" : "duplex";
   }
   report.bytes_skipped =
       concerned_bytes - std::min(concerned_bytes, report.bytes_out + report.bytes_in);

@@ -1,6 +1,7 @@
 #include "core/transaction.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -13,19 +14,45 @@ Mapping map_slot(const Frames& frames, const SlotRef& ref, FrameId frame) {
           static_cast<Bytes>(ref.slot) * frames.block_bytes()};
 }
 
+// The byte of a fill, -1 for none.
+int fill_of(const Region& region) {
+  if (region.policy != Policy::discard) return -1;
+  const Fill fill = region.fill;
+  return fill == Fill::none ? -1 : fill == Fill::zero ? 0 : kPoison;
+}
+
+Bytes sum(const std::vector<Range>& ranges) {
+  Bytes bytes = 0;
+  for (const auto& range : ranges) bytes += range.bytes;
+  return bytes;
+}
+
+// The part of `range` in [begin, end), as a chunk of a frame whose home is `home`.
+std::optional<Chunk> part_of(const Range& range, Bytes begin, Bytes end, cu::DevicePtr home) {
+  const Bytes from = std::max(range.offset, begin);
+  const Bytes to = std::min(range.offset + range.bytes, end);
+  if (from >= to) return std::nullopt;
+  return Chunk{home + from, range.host == nullptr ? nullptr : range.host + (from - range.offset),
+               to - from};
+}
+
 }  // namespace
 
 Transaction::Transaction(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins) {
   for (const auto& ref : outs) {
     const Slot& slot = ref.get();
-    const bool copies = ref.region->policy == Policy::keep && !slot.host_valid;
-    outs_.push_back({ref, slot.frame, copies});
+    const bool copies = ref.region->policy != Policy::discard && !slot.host_valid;
+    WEAVE_ASSERT(!copies || slot.frame_valid, "a slot whose bytes are nowhere leaves");
+    outs_.push_back({ref, slot.frame, copies, ref.region->ranges(ref.slot)});
     block_bytes_ = ref.region->block_bytes;
     if (slot.host_valid) outs_.back().bytes_copied = block_bytes_;
   }
   for (const auto& ref : ins) {
     const Slot& slot = ref.get();
-    ins_.push_back({ref, slot.frame, slot.frame == kNoFrame && slot.host_valid});
+    In in{ref, slot.frame, !slot.frame_valid && slot.host_valid, {}};
+    if (in.copies) in.ranges = ref.region->ranges(ref.slot);
+    if (slot.frame == kNoFrame) in.fill = fill_of(*ref.region);
+    ins_.push_back(std::move(in));
     block_bytes_ = ref.region->block_bytes;
   }
   // Frames that are free at once go to slots that must be copied in; those that come late, to
@@ -52,14 +79,14 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   const auto now = tools.driver.table.now_ns;
   Bytes bytes_out = 0;
   Bytes bytes_in = 0;
-  for (const auto& out : outs_) bytes_out += out.copies ? block_bytes_ : 0;
-  for (const auto& in : ins_) bytes_in += in.copies ? block_bytes_ : 0;
+  for (const auto& out : outs_) bytes_out += out.copies ? sum(out.ranges) : 0;
+  for (const auto& in : ins_) bytes_in += sum(in.ranges);
 
   const std::int64_t started = now();
   unmap_outs();
   assign_frames(tools);
   const std::int64_t unmapped = now();
-  copy(tools, CopyEngine::chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
+  copy(tools, tools.engine.chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
   const std::int64_t queued = now();
   map_ins(tools);
   const std::int64_t mapped = now();
@@ -98,63 +125,89 @@ void Transaction::assign_frames(const Tools& tools) {
   }
 }
 
-void Transaction::copy(const Tools& tools, Bytes chunk) {
-  if (block_bytes_ == 0) return;  // nothing leaves and nothing enters
-  const auto per_block = static_cast<int>((block_bytes_ + chunk - 1) / chunk);
-  std::vector<Chunk> outs;
-  std::vector<Chunk> ins;
-  std::vector<int> first_chunk(outs_.size(), -1);  // of each Out that copies
-  const auto split = [&](std::vector<Chunk>& into, FrameId frame, const Slot& slot, int after) {
-    for (int index = 0; index < per_block; ++index) {
-      const Bytes offset = static_cast<Bytes>(index) * chunk;
-      into.push_back({tools.frames.home(frame) + offset, slot.host.data() + offset,
-                      std::min(chunk, block_bytes_ - offset), after < 0 ? -1 : after + index});
+Transaction::Plan Transaction::plan_copies(const Tools& tools, Bytes chunk) {
+  Plan plan;
+  const auto split = [&](const std::vector<Range>& ranges, FrameId frame, const auto& take) {
+    for (const auto& range : ranges) {
+      for (Bytes from = range.offset / chunk * chunk; from < range.offset + range.bytes;
+           from += chunk) {
+        const auto part = part_of(range, from, from + chunk, tools.frames.home(frame));
+        take(*part, part->device + part->bytes - tools.frames.home(frame));
+      }
     }
   };
   for (std::size_t index = 0; index < outs_.size(); ++index) {
-    if (!outs_[index].copies) continue;
-    first_chunk[index] = static_cast<int>(outs.size());
-    split(outs, outs_[index].frame, outs_[index].ref.get(), -1);
+    Out& out = outs_[index];
+    if (!out.copies) continue;
+    split(out.ranges, out.frame, [&](const Chunk& part, Bytes end) {
+      out.last_chunk = static_cast<int>(plan.outs.size());
+      plan.outs.push_back(part);
+      plan.out_owner.push_back(index);
+      plan.out_end.push_back(end);
+    });
   }
-  for (const auto& in : ins_) {
-    if (!in.copies) continue;
-    split(ins, in.frame, in.ref.get(),
-          in.out < 0 ? -1 : first_chunk[static_cast<std::size_t>(in.out)]);
+  for (std::size_t index = 0; index < ins_.size(); ++index) {
+    const In& in = ins_[index];
+    const auto ranges = in.fill >= 0 ? std::vector<Range>{{0, block_bytes_, nullptr}} : in.ranges;
+    int after = -1;  // the first chunk that is not known to end before this one does
+    int last = -1;
+    if (in.out >= 0) {
+      last = outs_[static_cast<std::size_t>(in.out)].last_chunk;
+      after = last;
+      while (after > 0 && plan.out_owner[static_cast<std::size_t>(after) - 1] ==
+                              static_cast<std::size_t>(in.out)) {
+        --after;
+      }
+    }
+    split(ranges, in.frame, [&](Chunk part, Bytes end) {
+      // On one grid: the outgoing chunks before `end` are those that end there or earlier.
+      while (after >= 0 && after < last && plan.out_end[static_cast<std::size_t>(after)] < end) {
+        ++after;
+      }
+      part.after = after;
+      part.fill = in.fill;
+      plan.ins.push_back(part);
+      plan.in_owner.push_back(index);
+      plan.in_end.push_back(end);
+    });
   }
+  return plan;
+}
+
+void Transaction::copy(const Tools& tools, Bytes chunk) {
+  if (block_bytes_ == 0) return;  // nothing leaves and nothing enters
+  const Plan plan = plan_copies(tools, chunk);
   CopyEngine::Progress progress;
   try {
-    tools.engine.run(outs, ins, progress);
+    tools.engine.run(plan.outs, plan.ins, progress);
   } catch (...) {
-    note_progress(progress, chunk);
+    note_progress(plan, progress);
     throw;
   }
-  note_progress(progress, chunk);
+  note_progress(plan, progress);
 }
 
 // Which bytes of each Out have a copy on the host by the time the engine is settled, and which may
 // be gone from its frame.
-void Transaction::note_progress(const CopyEngine::Progress& progress, Bytes chunk) {
-  const std::size_t per_block = (block_bytes_ + chunk - 1) / chunk;
-  const auto part = [&](std::size_t issued, std::size_t block_index) {
-    const std::size_t before = block_index * per_block;
-    const std::size_t chunks = std::min(per_block, issued > before ? issued - before : 0);
-    return std::min(block_bytes_, static_cast<Bytes>(chunks) * chunk);
-  };
-  std::size_t copied = 0;
-  for (auto& out : outs_) {
-    if (out.copies) out.bytes_copied = part(progress.outs_issued, copied++);
+void Transaction::note_progress(const Plan& plan, const CopyEngine::Progress& progress) {
+  for (std::size_t index = 0; index < progress.outs_issued; ++index) {
+    Out& out = outs_[plan.out_owner[index]];
+    const bool is_last = static_cast<int>(index) == out.last_chunk;
+    out.bytes_copied = is_last ? block_bytes_ : plan.out_end[index];
   }
-  std::size_t entered = 0;
-  for (const auto& in : ins_) {
-    if (!in.copies) continue;
-    const Bytes written = part(progress.ins_issued, entered++);
-    if (in.out >= 0) outs_[static_cast<std::size_t>(in.out)].bytes_overwritten = written;
+  for (std::size_t index = 0; index < progress.ins_issued; ++index) {
+    const In& in = ins_[plan.in_owner[index]];
+    if (in.out >= 0) outs_[static_cast<std::size_t>(in.out)].bytes_overwritten = plan.in_end[index];
+  }
+  for (auto& out : outs_) {
+    if (out.copies && out.last_chunk < 0) out.bytes_copied = block_bytes_;  // nothing to keep
   }
 }
 
 void Transaction::map_ins(const Tools& tools) {
   std::vector<Mapping*> mapped;
   for (auto& in : ins_) {
+    if (in.ref.get().mapping) continue;  // it only had other bytes than the host
     in.mapping = map_slot(tools.frames, in.ref, in.frame);
     mapped.push_back(&in.mapping);
   }
@@ -164,14 +217,17 @@ void Transaction::map_ins(const Tools& tools) {
 void Transaction::commit(const Tools& tools, SwitchReport& report) noexcept {
   std::vector<bool> taken(outs_.size(), false);
   for (auto& in : ins_) {
-    in.ref.get().frame = in.frame;
-    in.ref.get().mapping = std::move(in.mapping);
+    Slot& slot = in.ref.get();
+    slot.frame = in.frame;
+    slot.frame_valid = true;
+    if (in.mapping) slot.mapping = std::move(in.mapping);
     if (in.out >= 0) taken[static_cast<std::size_t>(in.out)] = true;
   }
   std::set<Region*> discarded;
   for (std::size_t index = 0; index < outs_.size(); ++index) {
     Slot& slot = outs_[index].ref.get();
     slot.frame = kNoFrame;
+    slot.frame_valid = false;
     slot.host_valid = slot.host_valid || outs_[index].copies;
     if (!slot.host_valid) discarded.insert(outs_[index].ref.region.get());
     if (!taken[index]) tools.frames.give_back(outs_[index].frame);
@@ -214,6 +270,7 @@ void Transaction::forget(const Tenant& tenant, Limbo& limbo) noexcept {
   for (auto& out : outs_) {
     if (!is_its(out)) continue;
     limbo.frames.push_back(std::exchange(out.ref.get().frame, kNoFrame));
+    out.ref.get().frame_valid = false;
     if (out.ref.get().host) limbo.extents.push_back(std::move(out.ref.get().host));
   }
   std::erase_if(ins_, is_its);
@@ -225,20 +282,25 @@ void Transaction::restore(const Tools& tools) {
   std::vector<Chunk> chunks;
   for (auto& out : outs_) {
     if (out.bytes_overwritten == 0) continue;
+    const cu::DevicePtr home = tools.frames.home(out.frame);
     if (out.ref.region->policy == Policy::discard) {
-      ++out.ref.region->generation;  // given up with the hand-over; its place comes back empty
-      out.bytes_overwritten = 0;
+      // Given up with the hand-over; its place comes back empty.
+      if (!std::exchange(out.lost, true)) ++out.ref.region->generation;
+      if (const int fill = fill_of(*out.ref.region); fill >= 0) {
+        chunks.push_back({.device = home, .bytes = block_bytes_, .fill = fill});
+      }
       continue;
     }
-    chunks.push_back(
-        {tools.frames.home(out.frame), out.ref.get().host.data(), out.bytes_overwritten});
+    for (const auto& range : out.ranges) {
+      if (const auto part = part_of(range, 0, out.bytes_overwritten, home)) chunks.push_back(*part);
+    }
   }
   if (!chunks.empty()) {
     CopyEngine::Progress progress;
     tools.engine.run({}, chunks, progress);
     tools.engine.finish();
-    for (auto& out : outs_) out.bytes_overwritten = 0;
   }
+  for (auto& out : outs_) out.bytes_overwritten = 0;
   std::vector<std::pair<Slot*, Mapping>> mappings;
   for (const auto& out : outs_) {
     if (out.ref.get().mapping) continue;
@@ -255,10 +317,12 @@ void Transaction::restore(const Tools& tools) {
 void Transaction::keep_on_host(const Tools& tools) {
   std::vector<Chunk> chunks;
   for (const auto& out : outs_) {
-    if (out.bytes_overwritten == 0 || out.bytes_copied == block_bytes_) continue;
-    chunks.push_back({tools.frames.home(out.frame) + out.bytes_copied,
-                      out.ref.get().host.data() + out.bytes_copied,
-                      block_bytes_ - out.bytes_copied});
+    if (out.bytes_overwritten == 0 || out.lost) continue;
+    for (const auto& range : out.ranges) {
+      const auto part =
+          part_of(range, out.bytes_copied, block_bytes_, tools.frames.home(out.frame));
+      if (part) chunks.push_back(*part);
+    }
   }
   CopyEngine::Progress progress;
   tools.engine.run(chunks, {}, progress);
@@ -267,7 +331,8 @@ void Transaction::keep_on_host(const Tools& tools) {
     if (out.bytes_overwritten == 0) continue;
     Slot& slot = out.ref.get();
     slot.frame = kNoFrame;
-    slot.host_valid = true;
+    slot.frame_valid = false;
+    slot.host_valid = !out.lost;
     out.bytes_overwritten = 0;
     tools.frames.give_back(out.frame);
   }

@@ -50,17 +50,23 @@ class Transaction {
   std::vector<std::shared_ptr<Tenant>> tenants() const;
 
  private:
+  // In both, `ranges` is what has to be copied of the slot, in the order of offsets.
   struct Out {
     SlotRef ref;
     FrameId frame;
-    bool copies;                  // `keep` without a valid host copy
-    Bytes bytes_copied = 0;       // its first bytes that are complete on the host
+    bool copies;  // the frame has bytes that the host has not
+    std::vector<Range> ranges;
+    Bytes bytes_copied = 0;       // what must be kept of its first bytes is complete on the host
     Bytes bytes_overwritten = 0;  // its first bytes that may be overwritten in the frame
+    int last_chunk = -1;          // index of its last outgoing chunk, if it has any
+    bool lost = false;            // overwritten and nowhere else: counted as a discard
   };
   struct In {
     SlotRef ref;
     FrameId frame;
-    bool copies;             // there is a host copy to bring in
+    bool copies;  // there is a host copy to bring in
+    std::vector<Range> ranges;
+    int fill = -1;           // what every byte of its new frame becomes, or nothing
     int out = -1;            // index of the Out whose frame it takes
     bool from_pool = false;  // the frame came from the pool and goes back on undo
     Mapping mapping = {};    // moves into the slot on commit
@@ -68,8 +74,16 @@ class Transaction {
 
   void unmap_outs();
   void assign_frames(const Tools& tools);
+  // The chunks of both directions. Those of one frame lie on one grid, so that an incoming one
+  // waits for exactly the outgoing ones whose bytes it overwrites.
+  struct Plan {
+    std::vector<Chunk> outs, ins;
+    std::vector<std::size_t> out_owner, in_owner;  // index of the Out or In of each
+    std::vector<Bytes> out_end, in_end;            // where each ends in its slot
+  };
+  Plan plan_copies(const Tools& tools, Bytes chunk);
   void copy(const Tools& tools, Bytes chunk);
-  void note_progress(const CopyEngine::Progress& progress, Bytes chunk);
+  void note_progress(const Plan& plan, const CopyEngine::Progress& progress);
   void map_ins(const Tools& tools);
   void commit(const Tools& tools, SwitchReport& report) noexcept;
   void restore(const Tools& tools);

@@ -24,9 +24,15 @@ using Bytes = std::uint64_t;
 using FrameId = int;
 inline constexpr FrameId kNoFrame = -1;
 
-// What survives a suspend. `keep`: the device copy is the truth and is copied out. `discard`:
-// nothing survives; the owner writes before it reads.
-enum class Policy { keep, discard };
+// What survives a suspend. `keep`: the device copy is the truth and is copied out. `reload`: the
+// host copy is the truth once there is one; what is on the device is dropped. `discard`: nothing
+// survives; the owner writes before it reads.
+enum class Policy { keep, reload, discard };
+
+// What a frame holds that has just come to a `discard` region. `poison` is a byte that makes every
+// float absurd and every index wrong, so that a read before the first write is noticed.
+enum class Fill { none, zero, poison };
+inline constexpr std::uint8_t kPoison = 0xA5;
 
 enum class RegionState { resident, leaving, host, entering, discarded, failed };
 
@@ -41,6 +47,7 @@ struct Refusal : std::exception {
     drain_timeout,
     tenant_failed,
     device_not_found,
+    region_pinned,
   };
   Refusal(Kind kind_, std::string text_) : kind(kind_), text(std::move(text_)) {}
   const char* what() const noexcept override { return text.c_str(); }

@@ -81,6 +81,15 @@ struct Patterned {
     emu::host_view(discard->address(), true);
     std::memset(reinterpret_cast<void*>(discard->address()), 0xEE, discard->slots.size() * kBlock);
   }
+  // With a fill of poison: each byte of `discard` is what was scribbled, or the fill.
+  bool discard_is_own() const {
+    emu::host_view(discard->address(), true);
+    const auto* data = reinterpret_cast<const unsigned char*>(discard->address());
+    for (Bytes offset = 0; offset < discard->slots.size() * kBlock; ++offset) {
+      if (data[offset] != 0xEE && data[offset] != kPoison) return false;
+    }
+    return true;
+  }
   bool intact() const {
     emu::host_view(keep->address(), true);
     const auto* data = reinterpret_cast<const unsigned char*>(keep->address());

@@ -31,7 +31,8 @@ struct Keeper {
   std::size_t wrong_words() const {
     std::size_t wrong = 0;
     const std::uint64_t* data = words();
-    for (std::size_t i = 0; i < count(); ++i) wrong += data[i] != ((i * 0x9E3779B97F4A7C15u) ^ seed);
+    for (std::size_t i = 0; i < count(); ++i)
+      wrong += data[i] != ((i * 0x9E3779B97F4A7C15u) ^ seed);
     return wrong;
   }
 };

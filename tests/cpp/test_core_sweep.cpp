@@ -41,6 +41,9 @@ void check_state(const Pair& pair, bool succeeded) {
         CHECK_EQ(region->bytes_held, region->slots.size() * kBlock);
       }
       if (succeeded && one->keep != nullptr) CHECK(one->intact());
+      if (one->discard != nullptr && one->discard->fill == Fill::poison) {
+        CHECK(one->discard_is_own());
+      }
     }
     for (const auto& region : one->tenant->regions) {
       if (region->policy != Policy::keep || one->tenant->running) continue;
@@ -60,6 +63,7 @@ void retry_and_compare(Pair& pair, const Operation& operation) {
       if (other.tenant != nullptr) pair.device->release(other.tenant);
       pair.device->resume(one.tenant, 60);
       CHECK(one.intact());
+      if (one.discard->fill == Fill::poison) CHECK(one.discard_is_own());
     }
   }
   // No frame was lost either: alone, a tenant can have the whole device.
@@ -156,6 +160,17 @@ void prepare_keeping(Pair& pair) {
   pair.attach_both();
 }
 
+// b's weights are clean and have a host copy; what is discarded comes back as poison.
+void prepare_mixed(Pair& pair) {
+  pair.keep_blocks = 7;
+  pair.attach_both();
+  for (const Patterned* one : {&pair.a, &pair.b}) {
+    pair.device->set_fill(one->discard, Fill::poison);
+  }
+  pair.device->mark_clean(pair.b.keep);
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+}
+
 }  // namespace
 
 TEST(sweep_attach) {
@@ -194,6 +209,14 @@ TEST(sweep_switch) {
   const auto act = [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); };
   sweep({"switch", prepare_both, act});
   sweep({"switch 11", prepare_keeping, act});
+  sweep({"to clean",
+         [](Pair& pair) {
+           prepare_mixed(pair);
+           pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+         },
+         act});
+  sweep({"from clean", prepare_mixed,
+         [](Pair& pair) { pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60); }});
 }
 
 TEST(sweep_rescue) {

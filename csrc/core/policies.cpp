@@ -1,0 +1,75 @@
+// core/policies.cpp: Device operations that say how a region's bytes are treated: clean or dirty,
+// pinned, filled. They make no driver call.
+#include "core/device.hpp"
+
+namespace weave {
+
+std::shared_ptr<Tenant> Device::require_tenant(const Region& region) const {
+  auto tenant = region.tenant.lock();
+  if (tenant == nullptr) throw UsageError("the tenant of region " + region.tag + " is gone");
+  require_usable(*tenant);
+  return tenant;
+}
+
+void Device::mark_clean(const std::shared_ptr<Region>& region) {
+  const std::lock_guard lock(mutex_);
+  require_tenant(*region);
+  if (region->policy != Policy::keep) {
+    throw UsageError("region " + region->tag + " is not keep, so it has no clean or dirty bytes");
+  }
+  region->clean = true;
+}
+
+void Device::mark_dirty(const std::shared_ptr<Region>& region) {
+  const std::lock_guard lock(mutex_);
+  const auto tenant = require_tenant(*region);
+  if (region->policy != Policy::keep) {
+    throw UsageError("region " + region->tag + " is not keep, so it has no clean or dirty bytes");
+  }
+  region->clean = false;
+  // Idle, nobody has written: what is valid stays so until the tenant runs again.
+  if (!tenant->running) return;
+  const Bytes bytes = region->slots.size() * block_bytes_;
+  region->invalidate_host(0, bytes);
+  background_->touched(*region, 0, bytes);
+}
+
+void Device::pin(const std::shared_ptr<Region>& region) {
+  const std::lock_guard lock(mutex_);
+  require_tenant(*region);
+  ++region->pins;
+}
+
+void Device::unpin(const std::shared_ptr<Region>& region) {
+  const std::lock_guard lock(mutex_);
+  require_tenant(*region);
+  if (region->pins == 0) throw UsageError("region " + region->tag + " is not pinned");
+  --region->pins;
+}
+
+void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
+  const std::lock_guard lock(mutex_);
+  require_tenant(*region);
+  if (region->policy != Policy::discard) {
+    throw UsageError("region " + region->tag + " keeps its bytes; only a discard region is filled");
+  }
+  if (fill != Fill::none && driver_->table.memset_d8_async == nullptr) {
+    throw UsageError("this driver has no cuMemsetD8Async, which fills blocks");
+  }
+  region->fill = fill;
+}
+
+void Device::require_unpinned(const Tenant& tenant) const {
+  for (const auto& region : tenant.regions) {
+    if (region->pins == 0 || region->slots.empty()) continue;
+    Refusal refusal(Refusal::Kind::region_pinned,
+                    "region " + region->tag + " of tenant " + tenant.label() +
+                        " is pinned to the device; unpin it before its tenant is suspended");
+    refusal.job = tenant.job;
+    refusal.tenant = tenant.name;
+    refusal.tag = region->tag;
+    throw refusal;
+  }
+}
+
+}  // namespace weave
