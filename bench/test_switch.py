@@ -21,7 +21,7 @@ CASES = [
     for name in switch.CASES
     for arm in switch.ARMS
     if arm != "cold" or name == "one_way_in"
-]
+] + [("look_ahead", arm) for arm in ("weave", "plain")]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,9 @@ def test_switch(benchmark: Any, record: dict[str, Any], name: str, arm: str) -> 
     if not found:
         pytest.skip(f"the arm {arm} could not run here")
     (case,) = found
-    benchmark.extra_info.update({k: case[k] for k in ("bytes_out", "bytes_in", "efficiency")})
+    benchmark.extra_info.update(
+        {k: case[k] for k in ("bytes_out", "bytes_in", "efficiency") if k in case}
+    )
     samples = iter(case["samples_s"])
     elapsed = 0.0
 

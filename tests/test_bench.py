@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from weave_rt import StateChanged, UsageError
-from weave_rt.benchmarks import arms, presets, switch, tensors
+from weave_rt.benchmarks import arms, lookahead, presets, switch, tensors
 from weave_rt.benchmarks.compare import compare
 from weave_rt.benchmarks.load import busy_cores
 from weave_rt.benchmarks.reading import read
@@ -114,12 +114,13 @@ def test_a_record_has_every_case_and_arm_with_all_samples(measured: dict[str, An
         for name in switch.CASES
         for arm in switch.ARMS
         if arm != "cold" or name == "one_way_in"
-    }
+    } | {("look_ahead", "weave"), ("look_ahead", "plain")}
     for case in measured["cases"]:
         assert len(case["samples_s"]) == case["n"] == 3
         assert case["headline"] == (case["arm"] == "weave")
         assert case["params"]["preset"] == "rollout-3b"
-        assert case["efficiency"] == pytest.approx(case["limit_s"] / case["p50_s"])
+        if "limit_s" in case:
+            assert case["efficiency"] == pytest.approx(case["limit_s"] / case["p50_s"])
     assert {"device", "spec", "cores", "started_at"} <= measured["conditions"].keys()
     json.dumps(measured, allow_nan=False)
 
@@ -127,6 +128,8 @@ def test_a_record_has_every_case_and_arm_with_all_samples(measured: dict[str, An
 def test_what_is_discarded_is_not_counted_as_moved(measured: dict[str, Any]) -> None:
     weights = sums(presets.scaled(presets.preset("rollout-3b"), 1 / 16384))["weights"]
     for case in measured["cases"]:
+        if case["name"] == "look_ahead":
+            continue
         moved = -(-weights // 65536) * 65536
         assert case["bytes_out"] == (0 if case["name"] == "one_way_in" else moved)
         assert case["bytes_in"] == (0 if case["name"] == "one_way_out" else moved)
@@ -151,8 +154,24 @@ def test_the_engine_moves_what_the_cases_say(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(switch, "WeavePair", Watched)
     record = switch.run(TINY, preset_name="train-3b", repeats=1, load=True)
     ours = {c["name"]: (c["bytes_out"], c["bytes_in"]) for c in record["cases"]}
+    del ours["look_ahead"]
     assert seen == ours
     assert {c["params"]["load"] for c in record["cases"]} == {"torch"}
+
+
+def test_looking_ahead_leaves_nothing_to_copy() -> None:
+    # three tenants of 60 on 140: 40 each way per turn, all of it beside the phase
+    block = 65536
+    sizes = {("weights", "keep"): 60 * block}
+    spec = arms.roomy(TINY, 140 * block)
+    ours, plain = lookahead.measure(spec, sizes, {"x": 1}, 4, False, lambda _: None)
+    assert (ours.bytes_out, ours.bytes_in) == (0, 0)
+    assert ours.more["bytes_background"] == 80 * block
+    assert (plain.bytes_out, plain.bytes_in) == (60 * block, 60 * block)
+    assert len(ours.samples_s) == len(plain.samples_s) == 4
+    said: list[str] = []
+    assert lookahead.measure(TINY, {("weights", "keep"): 10**9}, {}, 1, False, said.append) == []
+    assert said[0].startswith("without look_ahead: it needs")
 
 
 def test_a_byte_that_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +184,14 @@ def test_a_byte_that_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switch, "WeavePair", Careless)
     with pytest.raises(StateChanged, match=r"1 words of weights differ .* offset 1000"):
         switch.run(TINY, sizes_bytes=[200_000], repeats=1)
+
+
+def test_arms_can_be_chosen() -> None:
+    record = switch.run(TINY, sizes_bytes=[200_000], repeats=1, arms=["plain"])
+    assert {c["arm"] for c in record["cases"]} == {"weave", "plain"}
+    record = switch.run(TINY, sizes_bytes=[200_000], repeats=1, arms=["cold"])
+    found = {(c["name"], c["arm"]) for c in record["cases"] if c["arm"] != "weave"}
+    assert found == {("one_way_in", "cold")}
 
 
 def test_where_an_arm_cannot_run_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +214,7 @@ def test_where_an_arm_cannot_run_the_others_do(monkeypatch: pytest.MonkeyPatch) 
         ({"sizes_bytes": [10**9]}, "needs a device that has as much"),
         ({"preset_name": "nothing"}, "not one of"),
         ({"preset_name": "train-3b", "sizes_bytes": [1]}, "not both"),
+        ({"arms": ["weave", "magic"]}, "'magic' is not one of weave, plain"),
     ],
 )
 def test_wrong_sizes_are_refused(options: dict[str, Any], says: str) -> None:

@@ -40,6 +40,9 @@ def switch(
     preset: Annotated[
         str, typer.Option("--preset", help="rollout-7b, train-32b, ... or all; see bench/README.md")
     ] = "",
+    arms: Annotated[
+        str | None, typer.Option("--arms", help="Only these, like weave,plain (default: all).")
+    ] = None,
     load: Annotated[
         bool, typer.Option("--load", help="Keep every core busy with torch meanwhile.")
     ] = False,
@@ -59,9 +62,10 @@ def switch(
     if out is not None:
         check_target(out)
     benchmark = importlib.import_module("weave_rt.benchmarks.switch")
-    record: dict[str, Any] = benchmark.run(
-        device, full, _to_stderr, repeats=repeats, preset_name=preset, load=load
-    )
+    options: dict[str, Any] = {"repeats": repeats, "preset_name": preset, "load": load}
+    if arms is not None:
+        options["arms"] = arms.split(",")
+    record: dict[str, Any] = benchmark.run(device, full, _to_stderr, **options)
     if out is not None:
         write_whole(out, json.dumps(record, indent=2) + "\n")
     _show(record, record_tables(record), as_json)

@@ -22,7 +22,15 @@ from weave_rt import _core
 from weave_rt.benchmarks.presets import TensorSize, pack
 from weave_rt.errors import StateChanged
 
-__all__ = ["CopiedTensors", "TorchTensors", "WeavePair", "blocks_of", "write_checkpoint"]
+__all__ = [
+    "BenchTenant",
+    "CopiedTensors",
+    "TorchTensors",
+    "WeavePair",
+    "blocks_of",
+    "roomy",
+    "write_checkpoint",
+]
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -36,13 +44,26 @@ def blocks_of(state: Sequence[TensorSize], block_bytes: int) -> dict[tuple[str, 
     return {key: -(-nbytes // block_bytes) * block_bytes for key, nbytes in sums.items()}
 
 
+def roomy(spec: str, needed: int) -> str:
+    """The same emulated device with `needed` bytes for tenants at least; a GPU is what it is."""
+    if not spec.startswith("emulated:"):
+        return spec
+    values = _core.parse_emulated(spec)
+    wanted = int(needed * 1.05) + int(str(values["context_bytes"])) + (1 << 20)
+    if int(str(values["capacity_bytes"])) >= wanted:
+        return spec
+    name, _, keys = str(values["spec"]).partition("?")
+    kept = [key for key in keys.split("&") if key and not key.startswith("capacity=")]
+    return f"{name}?{'&'.join([*kept, f'capacity={wanted}B'])}"
+
+
 def _pattern(seed: int, words: int) -> Words:
     words_of: Words = np.arange(seed, seed + words, dtype=np.uint64)
     words_of *= np.uint64(0x9E3779B97F4A7C15)
     return words_of
 
 
-class _Tenant:
+class BenchTenant:
     """A tenant with a region per tag; what is kept has a pattern where the CPU can write it."""
 
     def __init__(
@@ -77,9 +98,9 @@ class WeavePair:
 
     def __init__(self, device: _core.Device, sizes: dict[tuple[str, str], int]) -> None:
         self.device = device
-        first = _Tenant(device, "a", sizes, 1)
+        first = BenchTenant(device, "a", sizes, 1)
         first.core.suspend()
-        self.running, self.waiting = _Tenant(device, "b", sizes, 1 << 40), first
+        self.running, self.waiting = BenchTenant(device, "b", sizes, 1 << 40), first
         self.moved: dict[str, tuple[int, int]] = {}  # case -> bytes out, bytes in
 
     def _net(self, case: str, report: _core.SwitchReport) -> float:

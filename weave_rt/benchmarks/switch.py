@@ -2,10 +2,11 @@
 
 Two tenants that each fill the device, so every byte moves. Cases ``one_way_out`` (suspend),
 ``one_way_in`` (resume) and ``duplex`` (switch), in the arms of `weave_rt.benchmarks.arms`; a naive
-switch is out and then in. ``many_tensors`` and ``one_tensor`` (`weave_rt.benchmarks.tensors`, only
-with ``full``) ask what the number of tensors costs. Efficiency is the calibrated limit of the link
-over the median time. On an emulated device only ratios mean anything; the bytes of both tenants and
-of the naive arms are compared at the end there.
+switch is out and then in. ``look_ahead`` (`weave_rt.benchmarks.lookahead`) is a switch to a tenant
+that came in the background. ``many_tensors`` and ``one_tensor`` (`weave_rt.benchmarks.tensors`,
+only with ``full``) ask what the number of tensors costs. Efficiency is the calibrated limit of the
+link over the median time. On an emulated device only ratios mean anything; the bytes of both
+tenants and of the naive arms are compared at the end there.
 
 Run alone: ``python -m weave_rt.benchmarks.switch --help``.
 """
@@ -18,16 +19,18 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from weave_rt import _core
+from weave_rt.benchmarks import lookahead
 from weave_rt.benchmarks.arms import (
     CopiedTensors,
     TorchTensors,
     WeavePair,
     blocks_of,
+    roomy,
     write_checkpoint,
 )
 from weave_rt.benchmarks.load import busy_cores
@@ -40,6 +43,7 @@ __all__ = ["ARMS", "run"]
 
 SEVEN_B_BYTES = 15_200_000_000  # weights of a 7B rollout per GPU, the default tenant
 ARMS = ("weave", "plain", "per_tensor_pageable", "per_tensor_pinned_now", "cold")
+NAIVE = frozenset(ARMS) - {"weave", "plain"}
 CASES = ("one_way_out", "one_way_in", "duplex")
 
 Progress = Callable[[str], None]
@@ -54,6 +58,7 @@ class _Question:
     state: Sequence[TensorSize]
     factor: float
     params: dict[str, Any]
+    arms: Sequence[str] = ARMS
 
 
 class _Measuring:
@@ -62,7 +67,7 @@ class _Measuring:
     def __init__(self, spec: str, question: _Question, progress: Progress) -> None:
         self._question, self._progress = question, progress
         probe = _core.Device.open(spec)
-        sizes = blocks_of(question.state, probe.block_bytes)
+        self.sizes = sizes = blocks_of(question.state, probe.block_bytes)
         nbytes, usable = sum(sizes.values()), probe.usable_bytes
         probe.close()
         if nbytes > usable:
@@ -75,12 +80,15 @@ class _Measuring:
         self.device = _core.Device.open(spec, usable_bytes=nbytes)
         self._plain: _core.Device | None = None
         self._naive: CopiedTensors | TorchTensors | None = None
+        self._has_checkpoint = False
         self._folder = tempfile.TemporaryDirectory(prefix="weave-bench-")
         try:
             self.rates = _best_rates(self.device)
             self._pair = WeavePair(self.device, sizes)
-            self._open_yardstick(spec)
-            self._open_naive(spec)
+            if "plain" in question.arms:
+                self._open_yardstick(spec)
+            if NAIVE & set(question.arms):
+                self._open_naive(spec)
         except BaseException:
             self.close()
             raise
@@ -91,7 +99,7 @@ class _Measuring:
         pool = self.device.host_pool
         try:
             self._plain = _core.Device.open(
-                _roomy(spec, needed), host_pool=pool, usable_bytes=needed
+                roomy(spec, needed), host_pool=pool, usable_bytes=needed
             )
             if self._plain.usable_bytes < needed:
                 raise UsageError(f"plain copies need {needed / 1e6:.0f} MB")
@@ -110,7 +118,7 @@ class _Measuring:
             write_checkpoint(state, checkpoint)
         self._has_checkpoint = checkpoint.exists()
         if self.device.kind == "emulated":
-            room = _roomy(spec, sum(tensor.nbytes for tensor in state) * 5 // 4)
+            room = roomy(spec, sum(tensor.nbytes for tensor in state) * 5 // 4)
             device = _core.Device.open(room, usable_bytes=self.device.block_bytes)
             self._naive = CopiedTensors(device, state, factor, checkpoint)
             self._naive_device = device
@@ -118,6 +126,11 @@ class _Measuring:
             self._progress("without the naive arms: torch is not installed")
         else:
             self._naive = TorchTensors(spec, state, checkpoint)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        own = {"tenant_bytes": self.tenant_bytes, "block_bytes": self.device.block_bytes}
+        return {**own, **self._question.params}
 
     def cases(self) -> dict[tuple[str, str], Case]:
         """What every round will measure, without samples, by case and arm."""
@@ -127,16 +140,12 @@ class _Measuring:
             "one_way_in": (0, kept, kept / rates["h2d"]),
             "duplex": (kept, kept, kept / min(rates["d2h_duplex"], rates["h2d_duplex"])),
         }
-        params = {
-            "tenant_bytes": self.tenant_bytes,
-            "block_bytes": self.device.block_bytes,
-            **self._question.params,
-        }
-        missing = set() if self._plain is not None else {"plain"}
+        missing = set(ARMS) - set(self._question.arms)
+        missing |= set() if self._plain is not None else {"plain"}
         missing |= {"per_tensor_pageable", "per_tensor_pinned_now"} if not self._naive else set()
         missing |= {"cold"} if not (self._naive and self._has_checkpoint) else set()
         return {
-            (name, arm): Case(name, arm, params, *limits[name], headline=arm == "weave")
+            (name, arm): Case(name, arm, self.params, *limits[name], headline=arm == "weave")
             for name in CASES
             for arm in ARMS
             if arm not in missing and (arm != "cold" or name == "one_way_in")
@@ -157,14 +166,15 @@ class _Measuring:
             groups.append(group)
         naive = self._naive
         if naive is not None:
-            last: list[Step] = [
-                ("per_tensor_pageable", lambda: _out_and_in(naive, False)),
-                ("per_tensor_pinned_now", lambda: _out_and_in(naive, True)),
-            ]
-            if self._has_checkpoint:
-                last.append(("cold", lambda: {"one_way_in": naive.cold()}))
-            groups.append(last)
-        return groups
+            groups.append(
+                [
+                    ("per_tensor_pageable", lambda: _out_and_in(naive, False)),
+                    ("per_tensor_pinned_now", lambda: _out_and_in(naive, True)),
+                    ("cold", lambda: {"one_way_in": naive.cold()}),
+                ]
+            )
+        wanted = {arm for _, arm in self.cases()}
+        return [[step for step in group if step[0] in wanted] for group in groups]
 
     def check(self) -> None:
         self._pair.check()
@@ -195,19 +205,6 @@ def _out_and_in(naive: CopiedTensors | TorchTensors, pinned: bool) -> dict[str, 
     return {"one_way_out": out, "one_way_in": into, "duplex": out + into}
 
 
-def _roomy(spec: str, needed: int) -> str:
-    """The same emulated device with `needed` bytes for tenants at least; a GPU is what it is."""
-    if not spec.startswith("emulated:"):
-        return spec
-    values = _core.parse_emulated(spec)
-    wanted = int(needed * 1.05) + int(str(values["context_bytes"])) + (1 << 20)
-    if int(str(values["capacity_bytes"])) >= wanted:
-        return spec
-    name, _, keys = str(values["spec"]).partition("?")
-    kept = [key for key in keys.split("&") if key and not key.startswith("capacity=")]
-    return f"{name}?{'&'.join([*kept, f'capacity={wanted}B'])}"
-
-
 def _measure(
     spec: str, question: _Question, repeats: int, load: bool, progress: Progress
 ) -> tuple[list[Case], dict[str, Any]]:
@@ -220,17 +217,27 @@ def _measure(
             f"{measuring.keep_bytes / 1e6:.0f} of them to keep, {repeats} rounds"
         )
         with busy_cores(load):
+            steps = measuring.steps()
             for index in range(1 + repeats):  # the first round warms up
-                for group in measuring.steps():
+                for group in steps:
                     for arm, measure in group if index % 2 == 0 else reversed(group):
                         for name, seconds in measure().items():
                             if index > 0:
                                 cases[name, arm].samples_s.append(seconds)
         measuring.check()
-        # the record without cases, while the device is open
-        return list(cases.values()), record(measuring.device, [])
+        result = record(measuring.device, [])  # its cases come later, the device goes now
     finally:
         measuring.close()
+    more = lookahead.measure(
+        roomy(spec, int(lookahead.PLACES * measuring.tenant_bytes)),
+        measuring.sizes,
+        measuring.params,
+        repeats,
+        load,
+        progress,
+        "plain" in question.arms,
+    )
+    return [*cases.values(), *more], result
 
 
 def _questions(
@@ -262,6 +269,7 @@ def run(
     repeats: int = 0,
     preset_name: str = "",
     load: bool = False,
+    arms: Sequence[str] = ARMS,
 ) -> dict[str, Any]:
     """Measure and return a record.
 
@@ -274,14 +282,18 @@ def run(
         repeats: rounds, 0 for the default.
         preset_name: a state of `presets.PRESETS`, or ``all`` of them, instead of sizes.
         load: keep every core busy with torch matrix products meanwhile.
+        arms: of `ARMS`; ``weave`` is always measured.
 
     Raises DeviceNotFound, UsageError (a size that the device cannot hold), StateChanged."""
     spec = resolve_spec(device_spec)
     rounds = repeats or (31 if full else 9)
+    if unknown := set(arms) - set(ARMS):
+        raise UsageError(f"arm {min(unknown)!r} is not one of {', '.join(ARMS)}")
     names = list(PRESETS) if preset_name == "all" else [preset_name] if preset_name else []
     cases: list[Case] = []
     result: dict[str, Any] = {}
     for question in _questions(spec, full and not names, sizes_bytes, names, load):
+        question = replace(question, arms=["weave", *arms])
         found, result = _measure(spec, question, rounds, load, progress)
         cases += found
     if full and not names:
@@ -299,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bytes", type=int, nargs="*", default=[], help="per tenant")
     parser.add_argument("--preset", default="", help="rollout-7b, train-32b, ... or all")
     parser.add_argument("--load", action="store_true", help="with every core busy")
+    parser.add_argument("--arms", default=",".join(ARMS), help="weave,plain for those two")
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--out", type=Path, required=True, help="file for the record")
@@ -312,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             repeats=options.repeats,
             preset_name=options.preset,
             load=options.load,
+            arms=options.arms.split(","),
         )
     except WeaveError as error:
         print(f"switch: {error}", file=sys.stderr)
@@ -321,7 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{case['name']:<12} {case['arm']:<21} {case['bytes_out'] / 1e9:8.3f} GB out"
             f" {case['bytes_in'] / 1e9:8.3f} in"
-            f"  p50 {case['p50_s'] * 1e3:9.2f} ms  of the limit {case['efficiency']:.3f}"
+            f"  p50 {case['p50_s'] * 1e3:9.2f} ms"
+            + (f"  of the limit {case['efficiency']:.3f}" if "efficiency" in case else "")
         )
     return 0
 
