@@ -285,9 +285,19 @@ def test_bench_switch_prints_the_record_and_writes_it(tmp_path, monkeypatch, cap
     assert "500 ms" in shown.out
     assert "working" in shown.err
     assert json.loads(out.read_text()) == record
-    more = ["--preset", "train-7b", "--load", "--repeats", "3"]
+    more = [
+        "--preset",
+        "train-7b",
+        "--load",
+        "--repeats",
+        "3",
+        "--arms",
+        "weave,plain",
+        "--tensors",
+    ]
     assert cli._code_of(["bench", "switch", "--json", *more]) == 0
-    assert asked[-1] == ("auto", False, {"repeats": 3, "preset_name": "train-7b", "load": True})
+    assert asked[-1] == ("auto", False, {"repeats": 3, "preset_name": "train-7b", "load": True,
+                         "arms": ["weave", "plain"], "many_tensors": True})  # fmt: skip
     assert json.loads(capsys.readouterr().out) == record
 
 

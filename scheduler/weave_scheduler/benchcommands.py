@@ -43,12 +43,15 @@ def switch(
     arms: Annotated[
         str | None, typer.Option("--arms", help="Only these, like weave,plain (default: all).")
     ] = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="10,000 tensors against one, too; part of --full.")
+    ] = False,
     load: Annotated[
         bool, typer.Option("--load", help="Keep every core busy with torch meanwhile.")
     ] = False,
     repeats: Annotated[int, typer.Option("--repeats", min=0, help="Rounds; 0: default.")] = 0,
     full: Annotated[
-        bool, typer.Option("--full", help="More sizes, more samples, 10,000 tensors.")
+        bool, typer.Option("--full", help="More sizes, more samples, --tensors.")
     ] = False,
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
@@ -63,6 +66,8 @@ def switch(
         check_target(out)
     benchmark = importlib.import_module("weave_rt.benchmarks.switch")
     options: dict[str, Any] = {"repeats": repeats, "preset_name": preset, "load": load}
+    if tensors:
+        options["many_tensors"] = True
     if arms is not None:
         options["arms"] = arms.split(",")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr, **options)

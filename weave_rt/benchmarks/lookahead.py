@@ -83,8 +83,9 @@ def measure(
     progress: Callable[[str], None],
     with_plain: bool = True,
 ) -> list[Case]:
-    """Both arms, or `weave` alone, measured alternately. `spec` is resolved and has room for two and a third tenants
-    (`sizes`: bytes by tag and policy, in whole blocks), else the list is empty and `progress` told.
+    """Both arms, or `weave` alone, measured alternately. `spec` is resolved and has room for two
+    and a third tenants (`sizes`: bytes by tag and policy, in whole blocks), else the list is empty
+    and `progress` told.
 
     Raises StateChanged."""
     nbytes = sum(sizes.values())

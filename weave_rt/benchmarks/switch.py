@@ -270,6 +270,7 @@ def run(
     preset_name: str = "",
     load: bool = False,
     arms: Sequence[str] = ARMS,
+    many_tensors: bool = False,
 ) -> dict[str, Any]:
     """Measure and return a record.
 
@@ -283,6 +284,7 @@ def run(
         preset_name: a state of `presets.PRESETS`, or ``all`` of them, instead of sizes.
         load: keep every core busy with torch matrix products meanwhile.
         arms: of `ARMS`; ``weave`` is always measured.
+        many_tensors: 10,000 tensors against one, too; by default only with `full`.
 
     Raises DeviceNotFound, UsageError (a size that the device cannot hold), StateChanged."""
     spec = resolve_spec(device_spec)
@@ -296,7 +298,7 @@ def run(
         question = replace(question, arms=["weave", *arms])
         found, result = _measure(spec, question, rounds, load, progress)
         cases += found
-    if full and not names:
+    if many_tensors or (full and not names):
         from weave_rt.benchmarks import tensors
 
         cases += tensors.measure(spec, max(rounds, 15), load, progress)
@@ -312,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--preset", default="", help="rollout-7b, train-32b, ... or all")
     parser.add_argument("--load", action="store_true", help="with every core busy")
     parser.add_argument("--arms", default=",".join(ARMS), help="weave,plain for those two")
+    parser.add_argument("--tensors", action="store_true", help="10,000 tensors against one")
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--out", type=Path, required=True, help="file for the record")
@@ -326,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             preset_name=options.preset,
             load=options.load,
             arms=options.arms.split(","),
+            many_tensors=options.tensors,
         )
     except WeaveError as error:
         print(f"switch: {error}", file=sys.stderr)
