@@ -164,6 +164,7 @@ class Device {
   Bytes block_bytes() const { return block_bytes_; }
   const std::shared_ptr<HostPool>& host_pool() const { return host_pool_; }
   const Driver& driver() const { return *driver_; }
+  const DriverRef& driver_ref() const { return driver_; }
 
  private:
   // The lock, taken by an operation that touches slots: the background holds still meanwhile.

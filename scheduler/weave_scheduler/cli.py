@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
+from weave_scheduler import benchcommands
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
@@ -53,6 +54,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=TyperGroup)
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
+benchcommands.add_to(bench_app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -295,29 +297,6 @@ def doctor(device: Device = "auto", as_json: Json = False, debug: Debug = False)
     for note in record["notes"]:
         _say(f"note: {note}", as_json)
     return int(has_problem(record))
-
-
-@bench_app.command(epilog="Example: weave bench switch --device 'emulated:h20?scale=64'")
-def switch(
-    device: Device = "auto",
-    full: Annotated[bool, typer.Option("--full", help="More sizes, more samples.")] = False,
-    as_json: Json = False,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
-    debug: Debug = False,
-) -> int:
-    """How long a switch takes against the limit of the link."""
-    import importlib
-
-    if out is not None:
-        check_target(out)
-    benchmark = importlib.import_module("weave_rt.benchmarks.switch")
-    record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [bench_table(record)], as_json)
-    if out is not None:
-        _say(f"written: {out}", as_json)
-    return 0
 
 
 @bench_app.command(epilog="Example: weave bench sched --full --out sched.json")
