@@ -32,11 +32,12 @@ INCLUDES = {
 
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
-    "barrierstate", "chainkernel", "commands", "cycleratio", "document", "eventkernel", "events",
-    "groupmath", "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo",
-    "plan", "plandrawing", "planinput", "plantables", "pools",
+    "barrierstate", "commands", "cycleratio", "document", "eventkernel", "events", "groupmath",
+    "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo", "plan",
+    "plandrawing", "planinput", "plantables", "pools",
     "recursion", "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
 )  # fmt: skip
+DECIDING += ("chainkernel",)
 DECIDING_FOLDERS = ("exact", "policies")
 # The only places that may import torch when they are imported.
 TORCH = ("weave_rt/adapters/", "scheduler/weave_scheduler/jobs/grpo/")
