@@ -20,6 +20,14 @@ struct SlotRef {
   Slot& get() const { return region->slots[slot]; }
 };
 
+// A slot whose bytes are on the host only, or on the device only.
+inline bool lacks_bytes(const Region& region, const Slot& slot) {
+  return region.policy != Policy::discard && !slot.frame_valid && slot.host_valid;
+}
+inline bool is_only_on_device(const Region& region, const Slot& slot) {
+  return region.policy != Policy::discard && slot.frame_valid && !slot.host_valid;
+}
+
 // Slots of `tenant` that must come in before it can run: without a frame, unmapped, or with a frame
 // that does not hold what the host copy does.
 std::vector<SlotRef> missing_slots(const Tenant& tenant);
