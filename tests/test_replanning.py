@@ -104,6 +104,7 @@ def test_three_of_60_on_140_move_20_each_way(group: Group) -> None:
     assert group.movable == {"a": 20, "b": 20, "c": 20}
     for name in "abc":  # until the map follows the plan
         group.turn(name)
+    assert group.device.stats()["blocks_beyond_plan"] == 0  # also when c came
     for name in "abcabc":
         assert blocks(group.turn(name)) == (20, 20)
     # Another order than the cycle moves no more.

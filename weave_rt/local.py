@@ -148,7 +148,8 @@ class LocalRuntime:
     def set_plan(self, device: str, movable: Mapping[Tenant, int]) -> None:
         """From now on at most so many blocks of a tenant leave device `device` ("rollout:0") for
         the sake of others, `discard` not counted, as long as that suffices. Tenants that are not
-        named are not held. Raises UsageError for an unknown device."""
+        named are not held. Holds until this runtime plans again, because a tenant came, left, grew
+        or has other phases. Raises UsageError for an unknown device."""
         if device not in self._devices:
             raise UsageError(f"there is no device {device!r}; known: {', '.join(self._devices)}")
         self._ahead.set_plan(device, movable)

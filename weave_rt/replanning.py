@@ -132,12 +132,12 @@ class Replanner:
                 log.debug("no plan for %s: %s", name, error)
                 desk.plan = None
             plan = desk.plan
-        if plan is None:
-            self._tell(name, {}, False)
+        if plan is None or plan.excess == 0:
+            self._tell(name, {}, False)  # nothing moves; who comes next takes what it needs
             return
         allowed = quotas(plan)
         movable = {t: allowed[b.name] for t, b in zip(there, blocks, strict=True)}
-        self._tell(name, movable, plan.kind == "least-stall" and plan.excess > 0)
+        self._tell(name, movable, plan.kind == "least-stall")
 
     def _blocks(self, desk: _Desk, tenant: Tenant) -> TenantBlocks:
         size = desk.planner.block_bytes
