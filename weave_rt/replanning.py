@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weave_rt._core import Device, parse_emulated
@@ -67,6 +67,8 @@ class Replanner:
             copies ahead of a switch are wanted there.
         kind: `auto`, `fewest-bytes` or `least-stall`.
         background: whether copies behind a phase are allowed.
+        quiet: devices on which they are not, whatever `background` says.
+        links: measured rates by device; the others have those of their model.
 
     Raises UsageError for an unknown kind."""
 
@@ -77,6 +79,8 @@ class Replanner:
         *,
         kind: str = "auto",
         background: bool = True,
+        quiet: Collection[str] = (),
+        links: Mapping[str, Link] | None = None,
     ) -> None:
         if kind not in KINDS:
             raise UsageError(f"plan {kind!r} is not one of {', '.join(KINDS)}")
@@ -87,9 +91,9 @@ class Replanner:
                 Planner(
                     device.usable_bytes // device.block_bytes,
                     device.block_bytes,
-                    nominal_link(device),
+                    (links or {}).get(name) or nominal_link(device),
                     kind,
-                    background,
+                    background and name not in quiet,
                 )
             )
             for name, device in devices.items()
