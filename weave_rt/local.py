@@ -19,7 +19,7 @@ from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
 from weave_rt.errors import HostMemoryError, UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
-from weave_rt.overlay import Plan
+from weave_rt.overlay import Link, Plan
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.replanning import Replanner
 from weave_rt.tenant import Tenant
@@ -131,7 +131,11 @@ class LocalRuntime:
             kind=plan,
             background=background,
             quiet=quiet,
-            rates={name: rates for name, rates in known.items() if rates is not None},
+            links={
+                name: Link(**{key: rates[key] for key in calibration.RATES})
+                for name, rates in known.items()
+                if rates is not None
+            },
         )
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
@@ -160,7 +164,8 @@ class LocalRuntime:
     def set_plan(self, device: str, movable: Mapping[Tenant, int]) -> None:
         """From now on at most so many blocks of a tenant leave device `device` ("rollout:0") for
         the sake of others, `discard` not counted, as long as that suffices. Tenants that are not
-        named are not held. Raises UsageError for an unknown device."""
+        named are not held. Holds until this runtime plans again, because a tenant came, left, grew
+        or has other phases. Raises UsageError for an unknown device."""
         if device not in self._devices:
             raise UsageError(f"there is no device {device!r}; known: {', '.join(self._devices)}")
         self._ahead.set_plan(device, movable)
