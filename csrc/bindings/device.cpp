@@ -75,9 +75,9 @@ std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject
 }
 
 ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing,
-                       const TenantObject& incoming, double drain_timeout_s) {
+                       const TenantObject& incoming, double drain_timeout_s, const Tags& tags) {
   return {self.device->hand_over(outgoing == nullptr ? nullptr : outgoing->tenant, incoming.tenant,
-                                 drain_timeout_s),
+                                 drain_timeout_s, tags),
           self.spec};
 }
 
@@ -164,7 +164,7 @@ void bind_device(py::module_& module) {
           },
           py::arg("name"), py::arg("job") = "", ReleaseGil())
       .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
-           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+           py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def("set_plan", &set_plan, py::arg("movable"),
            py::arg("next_use") = std::vector<TenantObject>())
       .def("prefetch", &prefetch, py::arg("tenant"),
