@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from weave_rt import UsageError, _core
-from weave_rt.calibration import recall
+from weave_rt import UsageError, _core, doctor
+from weave_rt.calibration import is_disturbed, recall
 from weave_rt.device import open_device
 from weave_rt.doctor import examine
 from weave_rt.host import cgroup_memory, numa_nodes, pci_node
@@ -66,11 +66,42 @@ def test_it_measures_anew_and_later_runs_know(tmp_path: Path, monkeypatch: Any) 
     device = open_device(SPEC)
     known = recall(device) or {}
     assert known["h2d"] == first
-    assert "background_slowdown" in known
+    assert "background_slowdown" not in known  # of the host, not of the device that it models
     device.close()
     before = _core.call_counts("emulated")["memcpy_htod_async"]
     examine(SPEC)
     assert _core.call_counts("emulated")["memcpy_htod_async"] > before
+
+
+def test_what_copies_cost_on_a_gpu_is_remembered_and_binds(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Seen with a device that says it is a GPU."""
+    monkeypatch.delenv("WEAVE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device = open_device(SPEC)
+
+    class Gpu:
+        kind, name, uuid, driver_version = "cuda", "GPU", "GPU-1", 12080
+
+        def __init__(self, loss: float | None) -> None:
+            self.loss = loss
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(device, name)
+
+        def slowdown(self) -> float | None:
+            return self.loss
+
+    for loss, allowed in ((0.05, False), (0.01, True), (None, None)):
+        looked: dict[str, Any] = {"numa": {}}
+        doctor._look_at(Gpu(loss), looked)  # type: ignore[arg-type]
+        rates = recall(Gpu(loss)) or {}  # type: ignore[arg-type]
+        assert is_disturbed(rates) == (allowed is False)
+        assert looked.get("background") == (
+            None if loss is None else {"slowdown": loss, "allowed": allowed}
+        )
+    device.close()
 
 
 def test_duplex_of_the_device_is_measured_not_assumed() -> None:
@@ -149,7 +180,6 @@ def gpu(**attributes: int) -> dict[str, Any]:
                 "kind": "cuda",
                 "block_bytes": 64 << 20,
                 "usable_bytes": 90 * GIB,
-                "capacity_bytes": 96 * GIB,
                 "attributes": has | attributes,
             }
         ],

@@ -135,10 +135,10 @@ class Device:
         is best cut (chunks). Decides whether switches copy both ways at once. Reports carry
         limit_s from then on. pre: no tenant holds blocks on the device."""
     def slowdown(self, bytes: int = 0) -> float | None:
-        """By which share a phase that only writes device memory takes longer while plain copies run
-        both ways, as background copies do; 0.03 is 3 %. An upper bound. None where the driver
-        launches no kernels. pre: no tenant holds blocks on the device. Raises UsageError,
-        HostMemoryError, DriverError."""
+        """By which share a phase that only writes device memory takes longer, at least, while plain
+        copies run both ways, as background copies do; 0.03 is 3 %. Noise makes it smaller, also
+        below 0. None where the driver launches no kernels. pre: no tenant holds blocks on the
+        device. Raises UsageError, HostMemoryError, DriverError."""
     def use_calibration(self, values: dict[str, float]) -> None:
         """Take over what `calibrate` returned for such a device on this host before; see
         :mod:`weave_rt.calibration`. Raises UsageError for rates that are not more than 0."""

@@ -94,8 +94,9 @@ def _look_at(device: Device, record: dict[str, Any]) -> None:
         record["failed"] = {"what": "link", "error": str(error)}
         return
     if slowdown is not None:
-        rates[SLOWDOWN] = slowdown
-        remember(device, rates)
+        if device.kind != "emulated":
+            rates[SLOWDOWN] = slowdown
+            remember(device, rates)
         record["background"] = {"slowdown": slowdown, "allowed": not is_disturbed(rates)}
     record["link"] = _link(device, rates)
 
