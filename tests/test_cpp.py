@@ -43,8 +43,17 @@ SANITIZER_ENVIRONMENT = {
     "TSAN_OPTIONS": "halt_on_error=1",
 }
 # Programs whose devices can be stepped (check.hpp): run once more for each of these seeds.
-STEPPED = {"test_core_switch": range(1, 21), "test_core_sweep": range(1, 3)}
-SOAKED = {"test_core_switch": range(21, 501), "test_core_sweep": range(3, 61)}
+STEPPED = {
+    "test_core_switch": range(1, 21),
+    "test_core_sweep": range(1, 3),
+    "test_core_background": range(1, 5),
+    "test_core_residency": range(1, 3),
+}
+SOAKED = {
+    "test_core_switch": range(21, 501),
+    "test_core_sweep": range(3, 61),
+    "test_core_background": range(5, 61),
+}
 
 # What ThreadSanitizer says where the kernel's address randomisation leaves it no room.
 NO_ROOM = "unexpected memory mapping"

@@ -113,11 +113,15 @@ class Device:
     def closed(self) -> bool: ...
     def add_tenant(self, name: str, job: str = "") -> Tenant: ...
     def switch(
-        self, outgoing: Tenant | None, incoming: Tenant, drain_timeout_s: float = 60.0
+        self,
+        outgoing: Tenant | None,
+        incoming: Tenant,
+        drain_timeout_s: float = 60.0,
+        tags: Sequence[str] | None = None,
     ) -> SwitchReport:
         """Hand the device from `outgoing` to `incoming` as one transaction: on success incoming
         runs and outgoing is suspended, moving only what does not fit; on failure outgoing still
-        runs, or both are suspended with no byte lost."""
+        runs, or both are suspended with no byte lost. tags: see Tenant.resume."""
     def set_plan(self, movable: Mapping[Tenant, int], next_use: Sequence[Tenant] = ()) -> None:
         """What may leave the device from now on: at most `movable` blocks of a tenant (those of
         `discard` regions not counted) are away for the sake of others, as long as that suffices;
@@ -213,11 +217,17 @@ class Tenant:
     def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
         """Get or create the region of a tag; policy ``keep``, ``reload`` or ``discard``.
         reserve_bytes: the largest size it may ever have, 0 for all that the device has."""
-    def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+    def resume(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
         """Bring everything in and run; idle tenants give up what is needed. Running already:
-        a counted no-op."""
-    def suspend(self, drain_timeout_s: float = 60.0) -> SwitchReport:
-        """Stop running and move everything to the host. Suspended already: a counted no-op."""
+        a counted no-op. With `tags` only these come in, and run; one that runs gets them in
+        addition. Raises UsageError for a tag without a region."""
+    def suspend(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
+        """Stop running and move everything to the host. Suspended already: a counted no-op. With
+        `tags` only these leave, and the tenant goes on with the others. Raises RegionPinned."""
     def release(self) -> None:
         """Stop running; blocks stay on the device until another tenant needs their place."""
     def write_back(self, tag: str) -> BackgroundCopy:
@@ -270,6 +280,8 @@ class Region:
     def fill(self) -> str: ...
     @property
     def clean(self) -> bool: ...
+    @property
+    def selected(self) -> bool: ...  # its tenant runs, or last ran, with it
     @property
     def pins(self) -> int: ...
 

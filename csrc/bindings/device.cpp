@@ -78,9 +78,9 @@ std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject
 }
 
 ReportObject hand_over(DeviceObject& self, const TenantObject* outgoing,
-                       const TenantObject& incoming, double drain_timeout_s) {
+                       const TenantObject& incoming, double drain_timeout_s, const Tags& tags) {
   return {self.device->hand_over(outgoing == nullptr ? nullptr : outgoing->tenant, incoming.tenant,
-                                 drain_timeout_s),
+                                 drain_timeout_s, tags),
           self.spec};
 }
 
@@ -91,6 +91,7 @@ py::dict as_dict(const LinkRates& rates) {
   result["h2d_duplex"] = rates.h2d_duplex;
   result["d2h_duplex"] = rates.d2h_duplex;
   if (rates.chunks != 0) result["chunks"] = rates.chunks;
+  result["sequential"] = rates.sequential;
   return result;
 }
 
@@ -117,7 +118,7 @@ void use_calibration(DeviceObject& self, const std::map<std::string, double>& va
   const double chunks = value("chunks");
   if (!(chunks >= 0 && chunks <= 1e6)) throw UsageError("chunks is a number of chunks");
   self.device->use_rates({value("h2d"), value("d2h"), value("h2d_duplex"), value("d2h_duplex"),
-                          static_cast<Bytes>(chunks)});
+                          static_cast<Bytes>(chunks), value("sequential") != 0});
 }
 
 py::dict calibration(const DeviceObject& self) {
@@ -235,7 +236,7 @@ void bind_device(py::module_& module) {
           },
           py::arg("name"), py::arg("job") = "", ReleaseGil())
       .def("switch", &hand_over, py::arg("outgoing").none(true), py::arg("incoming"),
-           py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+           py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def("set_plan", &set_plan, py::arg("movable"),
            py::arg("next_use") = std::vector<TenantObject>())
       .def("prefetch", &prefetch, py::arg("tenant"),

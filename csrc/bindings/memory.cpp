@@ -57,7 +57,7 @@ std::string tenant_state(const TenantObject& self) {
 
 bool is_readable(const Region& region) {
   const auto tenant = region.tenant.lock();
-  return tenant != nullptr && tenant->running && region.state == RegionState::resident;
+  return tenant != nullptr && tenant->uses(region) && region.state == RegionState::resident;
 }
 
 void require_readable(const Region& region) {
@@ -66,7 +66,7 @@ void require_readable(const Region& region) {
   const std::string name = tenant == nullptr ? "" : tenant->name;
   Refusal refusal(Refusal::Kind::not_resident,
                   "region " + region.tag + " of tenant " + name +
-                      " may not be touched now: its tenant does not run; resume it first");
+                      " may not be touched now: its tenant does not run with it; resume it first");
   refusal.tag = region.tag;
   refusal.tenant = name;
   refusal.job = tenant == nullptr ? "" : tenant->job;
@@ -149,18 +149,18 @@ void bind_tenant(py::module_& module) {
           py::arg("tag"), py::arg("policy") = "keep", py::arg("reserve_bytes") = 0, ReleaseGil())
       .def(
           "resume",
-          [](const TenantObject& self, double timeout_s) {
-            return ReportObject{self.owner->device->resume(self.tenant, timeout_s),
+          [](const TenantObject& self, double timeout_s, const Tags& tags) {
+            return ReportObject{self.owner->device->resume(self.tenant, timeout_s, tags),
                                 self.owner->spec};
           },
-          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+          py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def(
           "suspend",
-          [](const TenantObject& self, double timeout_s) {
-            return ReportObject{self.owner->device->suspend(self.tenant, timeout_s),
+          [](const TenantObject& self, double timeout_s, const Tags& tags) {
+            return ReportObject{self.owner->device->suspend(self.tenant, timeout_s, tags),
                                 self.owner->spec};
           },
-          py::arg("drain_timeout_s") = 60.0, ReleaseGil())
+          py::arg("drain_timeout_s") = 60.0, py::arg("tags") = py::none(), ReleaseGil())
       .def(
           "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
           ReleaseGil())
@@ -189,6 +189,8 @@ void bind_policies(py::class_<RegionObject>& type) {
                              [](const RegionObject& self) { return fill_name(self.region->fill); })
       .def_property_readonly("clean",
                              [](const RegionObject& self) { return self.region->clean.load(); })
+      .def_property_readonly("selected",
+                             [](const RegionObject& self) { return self.region->selected.load(); })
       .def_property_readonly("pins",
                              [](const RegionObject& self) { return self.region->pins.load(); });
 }

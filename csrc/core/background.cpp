@@ -11,20 +11,12 @@ namespace {
 constexpr std::size_t kInFlight = 2;  // chunks per direction
 constexpr double kSlice = 0.1;  // seconds between two looks at whether a drain is still wanted
 
-bool lacks_bytes(const Region& region, const Slot& slot) {
-  return region.policy != Policy::discard && !slot.frame_valid && slot.host_valid;
-}
-
 std::size_t slots_lacking_bytes(const Tenant& tenant) {
   std::size_t count = 0;
   for (const auto& region : tenant.regions) {
     for (const auto& slot : region->slots) count += lacks_bytes(*region, slot) ? 1 : 0;
   }
   return count;
-}
-
-bool is_only_on_device(const Region& region, const Slot& slot) {
-  return region.policy != Policy::discard && slot.frame_valid && !slot.host_valid;
 }
 
 }  // namespace
@@ -83,8 +75,10 @@ std::shared_ptr<BackgroundCopy> Background::prefetch(const std::shared_ptr<Tenan
   auto copy = std::make_shared<BackgroundCopy>(tenant, nullptr);
   std::size_t taken = tenant->slots_on_device();
   for (const auto& other : tools_.tenants) {
-    if (other != tenant && (other->running || other->failed)) {
-      taken += std::max(other->slots(), other->slots_on_device());
+    if (other == tenant) continue;
+    if (other->failed) taken += other->slots_on_device();
+    for (const auto& region : other->regions) {
+      taken += other->uses(*region) ? region->slots.size() : 0;
     }
   }
   const auto total = static_cast<std::size_t>(tools_.frames.total());
@@ -263,180 +257,6 @@ bool Background::drain_first(std::unique_lock<std::mutex>& lock,
   copy->drain_ = 0;
   // Somebody may have been in between, or waits: choose anew.
   return false;
-}
-
-Background::Step Background::choose(const std::shared_ptr<BackgroundCopy>& copy) {
-  Step step;
-  step.copy = copy;
-  if (copy->cancelled_ || copy->tenant_->failed || copy->tenant_->closed) return step;
-  try {
-    copy->region_ != nullptr ? choose_write_back(step) : choose_prefetch(step);
-  } catch (...) {
-    abandon(step);
-    throw;
-  }
-  prepare_chunks(step);
-  return step;
-}
-
-// Each block once: one that was written since is left to the switch.
-void Background::choose_write_back(Step& step) {
-  BackgroundCopy& copy = *step.copy;
-  // A promise is for one phase.
-  if (!copy.tenant_->running || copy.tenant_->last_turn != copy.phase_) return;
-  const auto& slots = copy.region_->slots;
-  while (copy.next_slot_ < slots.size() &&
-         !is_only_on_device(*copy.region_, slots[copy.next_slot_])) {
-    ++copy.next_slot_;
-  }
-  if (copy.next_slot_ < slots.size()) step.out = {copy.region_, copy.next_slot_};
-}
-
-void Background::choose_prefetch(Step& step) {
-  BackgroundCopy& copy = *step.copy;
-  const Tenant& tenant = *copy.tenant_;
-  if (tenant.running || copy.blocks_left_ == 0) return;
-  for (const auto& region : tenant.regions) {
-    for (std::size_t slot = 0; slot < region->slots.size() && !step.in; ++slot) {
-      if (lacks_bytes(*region, region->slots[slot])) step.in = {region, slot};
-    }
-  }
-  if (!step.in) return;
-  step.in_frame = step.in->get().frame;  // a place may be there already
-  if (step.in_frame == kNoFrame) {
-    step.in_frame = free_frame(copy);
-    step.in_frame_is_new = step.in_frame != kNoFrame;
-  }
-  const std::size_t more = copy.blocks_left_ - (step.in_frame == kNoFrame ? 0 : 1);
-  if (step.in_frame == kNoFrame) step.in.reset();
-  // On a link that is slower both ways at once, one way at a time.
-  if (more == 0 || (step.in && tools_.foreground.sequential())) return;
-  ResidencyPlan plan{tools_.plan.movable, copy.next_use_};
-  if (has_free_frame(copy) ||
-      next_victim(tools_.tenants, tenant, plan, tools_.turns, Cost::nothing, Cost::load)) {
-    return;  // the next one finds a place without that
-  }
-  const auto victim = next_victim(tools_.tenants, tenant, plan, tools_.turns, Cost::store_and_load,
-                                  Cost::store_and_load);
-  if (!victim) return;
-  Mapping* const mapping = &victim->get().mapping;
-  if (*mapping) Mapping::unmap_all({&mapping, 1});
-  victim->region->tenant.lock()->refresh_states();
-  step.out = victim;
-}
-
-bool Background::has_free_frame(const BackgroundCopy& copy) const {
-  return copy.may_create_ ? tools_.frames.available() > 0 : tools_.frames.free() > 0;
-}
-
-// A frame that nobody's bytes need: a free one, or one of a slot that costs nothing to take out.
-FrameId Background::free_frame(BackgroundCopy& copy) {
-  Frames& frames = tools_.frames;
-  try {
-    if (has_free_frame(copy)) return frames.take();
-  } catch (const OutOfMemory&) {
-    copy.may_create_ = false;  // somebody else has the memory now
-  }
-  const ResidencyPlan plan{tools_.plan.movable, copy.next_use_};
-  const auto victim =
-      next_victim(tools_.tenants, *copy.tenant_, plan, tools_.turns, Cost::nothing, Cost::load);
-  if (!victim) return kNoFrame;
-  Slot& slot = victim->get();
-  Mapping* const mapping = &slot.mapping;
-  if (*mapping) Mapping::unmap_all({&mapping, 1});
-  if (victim->region->policy == Policy::discard) ++victim->region->generation;
-  slot.frame_valid = false;
-  const FrameId frame = std::exchange(slot.frame, kNoFrame);
-  victim->region->tenant.lock()->refresh_states();
-  return frame;
-}
-
-void Background::prepare_chunks(Step& step) const {
-  const Bytes block = tools_.frames.block_bytes();
-  // Small enough that who comes in the foreground hardly waits.
-  const Bytes chunk =
-      std::min(block, std::clamp<Bytes>(block / 8, Bytes{64} << 10, Bytes{8} << 20));
-  const auto split = [&](std::vector<Chunk>& into, const SlotRef& ref, FrameId frame) {
-    for (const auto& range : ref.region->ranges(ref.slot)) {
-      for (Bytes at = 0; at < range.bytes; at += chunk) {
-        into.push_back({.device = tools_.frames.home(frame) + range.offset + at,
-                        .host = range.host + at,
-                        .bytes = std::min(chunk, range.bytes - at)});
-      }
-    }
-  };
-  if (step.out) split(step.outs, *step.out, step.out->get().frame);
-  if (step.in) split(step.ins, *step.in, step.in_frame);
-}
-
-// Without the lock: nothing that a step names can go away, since who would take it pauses first.
-Background::Copied Background::move(const Step& step) noexcept {
-  CopyEngine::Progress progress;
-  try {
-    engine_->run(step.outs, step.ins, progress, &stop_copying_);
-    engine_->finish();
-  } catch (...) {
-    if (!engine_->settle()) unsettled_ = true;
-    return {false, false, std::current_exception()};
-  }
-  return {progress.outs_issued == step.outs.size(), progress.ins_issued == step.ins.size()};
-}
-
-void Background::commit(Step& step, const Copied& copied) noexcept {
-  const Bytes block = tools_.frames.block_bytes();
-  BackgroundCopy& copy = *step.copy;
-  const auto sum = [](const std::vector<Chunk>& chunks) {
-    Bytes bytes = 0;
-    for (const auto& chunk : chunks) bytes += chunk.bytes;
-    return bytes;
-  };
-  if (step.out && copied.out) {
-    step.out->get().host_valid = !step.out_is_stale;
-    stats_.bytes_out += sum(step.outs);
-    copy.tenant_->background_bytes += sum(step.outs);
-    if (copy.region_ != nullptr) {
-      copy.bytes_done_ += block;
-      ++copy.next_slot_;
-    }
-  }
-  if (step.in && copied.in) {
-    enter(*step.in, std::exchange(step.in_frame, kNoFrame));
-    stats_.bytes_in += sum(step.ins);
-    copy.tenant_->background_bytes += sum(step.ins);
-    copy.bytes_done_ += block;
-    --copy.blocks_left_;
-  }
-  abandon(step);
-}
-
-// The block shows its tenant's bytes from now on. Where the driver refuses to map it, the switch
-// does that.
-void Background::enter(const SlotRef& ref, FrameId frame) noexcept {
-  Slot& slot = ref.get();
-  slot.frame = frame;
-  slot.frame_valid = true;
-  try {
-    if (!slot.mapping) {
-      Mapping mapping(ref.region->reservation, tools_.frames.block(frame),
-                      static_cast<Bytes>(ref.slot) * tools_.frames.block_bytes());
-      set_access(tools_.context->driver(), mapping.address(), mapping.bytes());
-      slot.mapping = std::move(mapping);
-    }
-  } catch (const DriverError&) {
-    // Not an error of the copy: all bytes are there.
-  }
-  ref.region->tenant.lock()->refresh_states();
-}
-
-// The frame of a block that did not come in whole.
-void Background::abandon(Step& step) noexcept {
-  const FrameId frame = std::exchange(step.in_frame, kNoFrame);
-  if (frame == kNoFrame || !step.in_frame_is_new) return;
-  if (unsettled_) {
-    set_aside_ = frame;
-  } else {
-    tools_.frames.give_back(frame);
-  }
 }
 
 void Background::end(const std::shared_ptr<BackgroundCopy>& copy,

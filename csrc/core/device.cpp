@@ -212,10 +212,11 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
 // Growing and allocating are for a tenant whose phase holds the device.
 void Device::require_running(const Region& region) const {
   const auto tenant = require_tenant(region);
-  if (tenant->running) return;
-  Refusal refusal(Refusal::Kind::not_resident, "tenant " + tenant->label() +
-                                                   " must run to grow its region " + region.tag +
-                                                   "; resume it first");
+  if (tenant->uses(region)) return;
+  Refusal refusal(Refusal::Kind::not_resident,
+                  "tenant " + tenant->label() + " must run" + (tenant->running ? " with " : "") +
+                      (tenant->running ? region.tag : "") + " to grow its region " + region.tag +
+                      "; resume it first");
   refusal.job = tenant->job;
   refusal.tenant = tenant->name;
   refusal.tag = region.tag;
@@ -269,8 +270,10 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
   std::size_t held_by_others = 0;
   for (const auto& other : tenants_) {
-    if (other != tenant && (other->running || other->failed))
-      held_by_others += other->slots_on_device();
+    if (other == tenant) continue;
+    held_by_others += static_cast<std::size_t>(std::ranges::count_if(
+        slots_on_device(*other),
+        [&](const SlotRef& ref) { return other->failed || other->uses(*ref.region); }));
   }
   const Bytes available = usable - held_by_others * block_bytes_;
   const Bytes region_bytes = (before + blocks) * block_bytes_;

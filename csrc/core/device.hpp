@@ -73,10 +73,17 @@ class Device {
   // What blocks hold that come to a discard region from now on, by memsets within the switch.
   void set_fill(const std::shared_ptr<Region>& region, Fill fill);
 
-  SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
-  SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s);
+  // With tags a tenant runs with part of its regions: one that is idle comes in with these alone,
+  // one that runs gets them in addition, or gives them up (with the last one it stops). What is
+  // there already, or away already, is a counted no-op. Throws UsageError for a tag that the tenant
+  // does not have.
+  SwitchReport resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                      const Tags& tags = {});
+  SwitchReport suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                       const Tags& tags = {});
   SwitchReport hand_over(const std::shared_ptr<Tenant>& outgoing,
-                         const std::shared_ptr<Tenant>& incoming, double drain_timeout_s);
+                         const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
+                         const Tags& tags = {});
   // Stop running; slots stay until somebody needs their frames.
   void release(const std::shared_ptr<Tenant>& tenant);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
@@ -173,7 +180,7 @@ class Device {
   std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;
   std::shared_ptr<Span> take(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
   std::shared_ptr<Tenant> require_tenant(const Region& region) const;
-  void require_unpinned(const Tenant& tenant) const;
+  void require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const;
   void retry_unfinished() noexcept;
   void note_background(Stats& stats) const;
   bool is_unfinished(const Tenant& tenant) const;
@@ -186,7 +193,7 @@ class Device {
                         double drain_timeout_s);
   [[noreturn]] void roll_back(std::unique_ptr<Transaction> transaction,
                               const std::shared_ptr<Tenant>& outgoing);
-  void start(Tenant& tenant);
+  void start(Tenant& tenant, const std::vector<Region*>& entered);
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
   bool read_out(Slot& slot) noexcept;

@@ -28,7 +28,7 @@ void Device::mark_dirty(const std::shared_ptr<Region>& region) {
   }
   region->clean = false;
   // Idle, nobody has written: what is valid stays so until the tenant runs again.
-  if (!tenant->running) return;
+  if (!tenant->uses(*region)) return;
   const Bytes bytes = region->slots.size() * block_bytes_;
   region->invalidate_host(0, bytes);
   background_->touched(*region, 0, bytes);
@@ -59,8 +59,8 @@ void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
   region->fill = fill;
 }
 
-void Device::require_unpinned(const Tenant& tenant) const {
-  for (const auto& region : tenant.regions) {
+void Device::require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const {
+  for (const Region* region : regions) {
     if (region->pins == 0 || region->slots.empty()) continue;
     Refusal refusal(Refusal::Kind::region_pinned,
                     "region " + region->tag + " of tenant " + tenant.label() +

@@ -52,6 +52,8 @@ class Region {
   std::atomic<RegionState> state{RegionState::resident};
   std::atomic<std::uint64_t> generation{0};  // +1 whenever `discard` lost contents
   std::atomic<Bytes> bytes_held{0};          // slots * block bytes, for readers without the lock
+  // Its tenant runs with it; a tenant may run with some of its tags while the others are away.
+  std::atomic<bool> selected{true};
   // The owner promised not to change the bytes, so host copies outlive a turn.
   std::atomic<bool> clean{false};
   std::atomic<int> pins{0};  // while not 0 its blocks stay on the device
@@ -102,6 +104,8 @@ class Tenant {
   std::size_t slots() const;
   std::size_t slots_on_device() const;
   bool all_mapped() const;
+  // It runs, and with this region: nobody may take its blocks, and its bytes may be touched.
+  bool uses(const Region& region) const { return running && region.selected; }
   // Bring every region's `state` in line with its slots.
   void refresh_states();
 };

@@ -20,6 +20,14 @@ struct SlotRef {
   Slot& get() const { return region->slots[slot]; }
 };
 
+// A slot whose bytes are on the host only, or on the device only.
+inline bool lacks_bytes(const Region& region, const Slot& slot) {
+  return region.policy != Policy::discard && !slot.frame_valid && slot.host_valid;
+}
+inline bool is_only_on_device(const Region& region, const Slot& slot) {
+  return region.policy != Policy::discard && slot.frame_valid && !slot.host_valid;
+}
+
 // Slots of `tenant` that must come in before it can run: without a frame, unmapped, or with a frame
 // that does not hold what the host copy does.
 std::vector<SlotRef> missing_slots(const Tenant& tenant);
@@ -44,10 +52,10 @@ struct Victims {
       0;  // of them: taken although the plan says no, as nothing else was left
 };
 
-// Up to `count` slots that idle tenants other than `incoming` can give up, in the order in which
-// they should leave: discard, then clean (a valid host copy), then keep; within each class from the
-// farthest turn to the nearest; within a tenant from the end of its regions, so that the same part
-// moves each time and the rest stays.
+// Up to `count` slots that tenants other than `incoming` do not use now and can give up, in the
+// order in which they should leave: discard, then clean (a valid host copy), then keep; within each
+// class from the farthest turn to the nearest; within a tenant from the end of its regions, so that
+// the same part moves each time and the rest stays.
 Victims choose_victims(const std::vector<std::shared_ptr<Tenant>>& tenants, const Tenant& incoming,
                        std::size_t count, const ResidencyPlan& plan = {});
 

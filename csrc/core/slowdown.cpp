@@ -141,7 +141,7 @@ std::optional<double> Device::slowdown(Bytes bytes, double work_s) {
     const int most = std::max(1, kMostLaunches / work.launches());
     const int rounds = std::clamp(static_cast<int>(work_s / once), 1, most);
     link->copy(blocks, blocks);
-    const double copy_s = link->copy(blocks, blocks);
+    const double copy_s = link->copy(blocks, blocks).host;
     const double round_s = work.run(rounds);
     // The link stays busy for as long as the work may take.
     const int copies =

@@ -7,18 +7,69 @@
 
 namespace weave {
 
+namespace {
+
+// The regions of these tags. Throws UsageError.
+std::vector<Region*> regions_of(const Tenant& tenant, const Tags& tags) {
+  std::vector<Region*> found;
+  if (!tags) {
+    for (const auto& region : tenant.regions) found.push_back(region.get());
+    return found;
+  }
+  if (tags->empty()) throw UsageError("no tag is named; leave `tags` out for all of them");
+  for (const auto& tag : *tags) {
+    const auto region = std::ranges::find(tenant.regions, tag, &Region::tag);
+    if (region == tenant.regions.end()) {
+      throw UsageError("tenant " + tenant.label() + " has no region " + tag);
+    }
+    if (std::ranges::find(found, region->get()) == found.end()) found.push_back(region->get());
+  }
+  return found;
+}
+
+bool contains(const std::vector<Region*>& regions, const Region* region) {
+  return std::ranges::find(regions, region) != regions.end();
+}
+
+// Which regions a tenant runs with, put back where it was unless kept.
+class Selection {
+ public:
+  explicit Selection(const Tenant& tenant) {
+    for (const auto& region : tenant.regions) before_.emplace_back(region.get(), region->selected);
+  }
+  ~Selection() {
+    for (const auto& [region, selected] : before_) region->selected = selected;
+  }
+  Selection(const Selection&) = delete;
+  Selection& operator=(const Selection&) = delete;
+  void keep() { before_.clear(); }
+
+ private:
+  std::vector<std::pair<Region*, bool>> before_;
+};
+
+}  // namespace
+
 // Victims for `frames_needed` frames; throws what the caller shows when idle tenants cannot give
 // it.
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto victims = choose_victims(tenants_, incoming, frames_needed - free, plan_);
-  if (victims.slots.size() == frames_needed - free) {
-    stats_.blocks_beyond_plan += victims.beyond_plan;
-    return victims.slots;
+  auto [victims, beyond_plan] = choose_victims(tenants_, incoming, frames_needed - free, plan_);
+  // Then its own tags that do not come in now, from the end.
+  auto own = slots_on_device(incoming);
+  std::erase_if(own,
+                [](const SlotRef& ref) { return ref.region->selected || ref.region->pins > 0; });
+  while (victims.size() < frames_needed - free && !own.empty()) {
+    victims.push_back(own.back());
+    own.pop_back();
+  }
+  if (victims.size() == frames_needed - free) {
+    stats_.blocks_beyond_plan += beyond_plan;
+    return victims;
   }
   Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.slots.size()) * block_bytes_;
+  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
     const bool holds =
@@ -36,8 +87,9 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
   throw refusal;
 }
 
-void Device::start(Tenant& tenant) {
-  for (const auto& region : tenant.regions) {
+// `entered`: regions that the tenant did not use before.
+void Device::start(Tenant& tenant, const std::vector<Region*>& entered) {
+  for (Region* region : entered) {
     if (region->keeps_host_copies()) continue;
     for (auto& slot : region->slots) slot.host_valid = false;
   }
@@ -51,12 +103,14 @@ void Device::stop(Tenant& tenant) {
   tenant.last_turn = ++turns_.now;
 }
 
-SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
-  return hand_over(nullptr, tenant, drain_timeout_s);
+SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                            const Tags& tags) {
+  return hand_over(nullptr, tenant, drain_timeout_s, tags);
 }
 
 SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
-                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s) {
+                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
+                               const Tags& tags) {
   const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
@@ -64,20 +118,28 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   if (outgoing != nullptr) require_usable(*outgoing);
   require_usable(*incoming);
   if (outgoing == incoming) throw UsageError("a tenant cannot be switched to itself");
-  if (incoming->running && (outgoing == nullptr || !outgoing->running)) {
+  auto entering = regions_of(*incoming, tags);
+  std::erase_if(entering, [&](const Region* region) { return incoming->uses(*region); });
+  const bool outgoing_ran = outgoing != nullptr && outgoing->running;
+  if (incoming->running && entering.empty() && !outgoing_ran) {
     ++stats_.noop_resumes;
     SwitchReport report;
     report.incoming = incoming->label();
     report.started_ns = driver_->table.now_ns();
     return report;
   }
-  const bool outgoing_ran = outgoing != nullptr && outgoing->running;
-  auto report = bring_in(missing_slots(*incoming), outgoing_ran ? outgoing : nullptr, *incoming,
-                         drain_timeout_s);
+  Selection selection(*incoming);
+  for (const auto& region : incoming->regions) {
+    if (!incoming->uses(*region)) region->selected = contains(entering, region.get());
+  }
+  auto ins = missing_slots(*incoming);
+  std::erase_if(ins, [](const SlotRef& ref) { return !ref.region->selected; });
+  auto report = bring_in(ins, outgoing_ran ? outgoing : nullptr, *incoming, drain_timeout_s);
+  selection.keep();
   for (const auto& tenant : {incoming, outgoing}) {
     if (tenant != nullptr) report.bytes_background += std::exchange(tenant->background_bytes, 0);
   }
-  start(*incoming);
+  start(*incoming, entering);
   ++stats_.switches;
   return report;
 }
@@ -117,30 +179,54 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
   }
 }
 
-SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
+SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                             const Tags& tags) {
   const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
   retry_unfinished();
   require_usable(*tenant);
-  const auto outs = slots_on_device(*tenant);
-  if (!tenant->running && outs.empty()) {
+  const auto leaving = regions_of(*tenant, tags);
+  auto outs = slots_on_device(*tenant);
+  std::erase_if(outs, [&](const SlotRef& ref) { return !contains(leaving, ref.region.get()); });
+  const bool ran = tenant->running;
+  const auto stays = [&](const auto& region) {
+    return tenant->uses(*region) && !contains(leaving, region.get());
+  };
+  const bool goes_on = std::ranges::any_of(tenant->regions, stays);
+  const bool uses_any =
+      std::ranges::any_of(leaving, [&](const Region* region) { return tenant->uses(*region); });
+  if (outs.empty() && !uses_any && (!ran || tags)) {
     ++stats_.noop_suspends;
     SwitchReport report;
     report.outgoing = {tenant->label()};
     report.started_ns = driver_->table.now_ns();
     return report;
   }
-  require_unpinned(*tenant);
-  const bool ran = tenant->running;
-  if (ran) stop(*tenant);
+  require_unpinned(*tenant, leaving);
+  Selection selection(*tenant);
+  if (goes_on) {
+    for (Region* region : leaving) region->selected = false;
+  } else if (ran) {
+    stop(*tenant);
+  }
   try {
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
+    selection.keep();
+    tenant->refresh_states();
     report.bytes_background = std::exchange(tenant->background_bytes, 0);
     ++stats_.switches;
     return report;
   } catch (const Refusal&) {
     tenant->running = ran;
+    throw;
+  } catch (const DriverError&) {
+    // Rolled back; tags that are not whole on the device stay away while the others are used.
+    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
+      return std::ranges::all_of(region->slots,
+                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
+    });
+    if (goes_on && !whole) selection.keep();
     throw;
   }
 }

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ enum class Fill { none, zero, poison };
 inline constexpr std::uint8_t kPoison = 0xA5;
 
 enum class RegionState { resident, leaving, host, entering, discarded, failed };
+
+// Which tags of a tenant an operation is about; nothing: all of them.
+using Tags = std::optional<std::vector<std::string>>;
 
 // A typed refusal that is neither the driver's fault nor a broken `pre:`; bindings turn each kind
 // into the exception class of the same name.
