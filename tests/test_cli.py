@@ -196,7 +196,7 @@ def test_a_reader_that_left_is_no_error(spec, arguments):
 
 
 def test_ctrl_c_outside_a_run_is_one_line(monkeypatch, capsys):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     module = types.ModuleType("weave_rt.benchmarks.switch")
@@ -238,12 +238,12 @@ def test_bench_switch_prints_the_record_and_writes_it(tmp_path, monkeypatch, cap
         "format": "weave-bench",
         "version": 1,
         "conditions": {},
-        "cases": [{"name": "duplex", "arm": "weave", "n": 3, "samples_s": [1], "p50_s": 0.5}],
+        "cases": [{"name": "duplex", "arm": "weave", "n": 1, "samples_s": [0.5]}],
     }
     asked = []
 
-    def run(device, full, progress):
-        asked.append((device, full))
+    def run(device, full, progress, **options):
+        asked.append((device, full, options))
         progress("working")
         return record
 
@@ -253,12 +253,24 @@ def test_bench_switch_prints_the_record_and_writes_it(tmp_path, monkeypatch, cap
     out = tmp_path / "record.json"
     assert cli._code_of(["bench", "switch", "--full", "--device", "cuda:0", "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    assert asked == [("cuda:0", True)]
+    assert asked == [("cuda:0", True, {"repeats": 0, "preset_name": "", "load": False})]
     assert "duplex" in shown.out
     assert "500 ms" in shown.out
     assert "working" in shown.err
     assert json.loads(out.read_text()) == record
-    assert cli._code_of(["bench", "switch", "--json"]) == 0
+    more = [
+        "--preset",
+        "train-7b",
+        "--load",
+        "--repeats",
+        "3",
+        "--arms",
+        "weave,plain",
+        "--tensors",
+    ]
+    assert cli._code_of(["bench", "switch", "--json", *more]) == 0
+    assert asked[-1] == ("auto", False, {"repeats": 3, "preset_name": "train-7b", "load": True,
+                         "arms": ["weave", "plain"], "many_tensors": True})  # fmt: skip
     assert json.loads(capsys.readouterr().out) == record
 
 

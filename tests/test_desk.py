@@ -12,7 +12,7 @@ from weave_scheduler.policies import Cluster, Desk, Settings, WeavePolicy, polic
 from weave_scheduler.policies.dedicated import colocated, solo_disaggregated
 from weave_scheduler.policies.drift import DriftWatch
 from weave_scheduler.policies.gavel import GavelJob, Way, allocate, schedule
-from weave_scheduler.policies.regroup import regroup
+from weave_scheduler.policies.regroup import regroup, regroup_desk
 from weave_scheduler.policies.snapshot import replay, snapshot
 
 
@@ -131,6 +131,27 @@ class TestChange:
         again = regroup(plan.cluster, policy, horizon_h=1.0, migrate_s=300.0)
         assert (again.moved, again.cost) == ((), 0)
 
+    def test_a_desk_goes_on_after_a_regrouping(self):
+        desk = Desk(WeavePolicy(Settings(intra="strict")), pools(4, 4))
+        for name, rollout, train, slo in (
+            ("a", 300.0, 100.0, 1.5), ("b", 100.0, 300.0, 1.5), ("c", 300.0, 90.0, 1.01),
+            ("d", 90.0, 300.0, 1.01), ("e", 120.0, 250.0, 1.2), ("f", 240.0, 120.0, 1.2),
+        ):  # fmt: skip
+            desk.submit(job(name, rollout, train, slo))
+        for gone in "bf":
+            desk.leave(gone)
+        names = {name for one in desk.cluster.residents.values() for name in one.group.names}
+        price = desk.cluster.cost_per_h
+        plan, served = regroup_desk(desk, horizon_h=100.0, migrate_s=300.0)
+        assert plan.worth == (desk.cluster is plan.cluster)
+        assert desk.cluster.cost_per_h == pytest.approx(price - plan.saving_per_h * plan.worth)
+        assert {name for one in desk.cluster.residents.values() for name in one.group.names} == (
+            names | {one.job for one in served}
+        )
+        desk.submit(job("g", 50.0, 50.0))
+        with pytest.raises(ValueError, match="jobs differ"):
+            desk.adopt(Cluster(pools(4, 4)))
+
 
 class TestDrift:
     def watch(self, **more):
@@ -164,7 +185,10 @@ class TestDrift:
         found = watch.measured("train", 55.0)
         assert found.above_max == 1
         assert "above the planned max" in found.reason
-        assert watch.again(1).phases[1].law.max_s == pytest.approx(55.0 * 55.0 / 50.0)
+        assert watch.again(1).phases[1].law.max_s == pytest.approx(55.0)
+        for _ in range(10):
+            watch.measured("train", 100.0)
+        assert watch.again(1).phases[1].law.max_s == pytest.approx(100.0)
 
     def test_a_drifted_job_is_resubmitted(self):
         desk = Desk(WeavePolicy(), pools())

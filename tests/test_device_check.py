@@ -30,8 +30,8 @@ def test_quick_on_the_emulated_device(tmp_path: Path) -> None:
     assert {(case["name"], case["arm"]) for case in record["cases"]} == {
         (name, arm)
         for name in ("one_way_out", "one_way_in", "duplex")
-        for arm in ("weave", "plain")
-    }  # fmt: skip
+        for arm in ("weave", "plain", "per_tensor_pageable", "per_tensor_pinned_now")
+    } | {("one_way_in", "cold"), ("look_ahead", "weave"), ("look_ahead", "plain")}  # fmt: skip
 
 
 def test_a_part_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from group_cases import drawn_turns, random_turns
+from group_cases import TRAIN, drawn_turns, random_turns, rollout_nodes
 from simpy_oracle import Group
 
 from weave_scheduler.eventkernel import event_ends
+from weave_scheduler.groupmath import Step, Turn
 from weave_scheduler.groupsim import simulate_group, simulate_slices
+from weave_scheduler.model import PairCost, SwitchCost
 from weave_scheduler.recursion import recursion_of
 from weave_scheduler.strictorder import rings_of
 
@@ -69,6 +71,45 @@ def test_the_compiled_forms_are_the_machines_event_for_event(mode):
         else:
             ends = event_ends(turns, mode, hold, done, order=order)
         expected = simulate_group(drawn, mode, 9, order=order)
+        assert [tuple(own) for own in ends[:, :, 0]] == [one.ends for one in expected]
+
+
+def test_the_two_compiled_forms_of_fifo_are_one_bit_for_bit(monkeypatch):
+    """Chains have a form of their own; the general one is held to the same numbers."""
+    rng, generator = random.Random(26), np.random.default_rng(26)
+    for _ in range(100):
+        turns = random_turns(rng)
+        order = rng.sample(range(len(turns)), len(turns))
+        hold, done = arrays(drawn_turns(rng, turns, 6))
+        shape = (*hold.shape[:2], 3)
+        stretch = generator.uniform(0.5, 2, shape) if rng.random() < 0.7 else np.ones(shape)
+        hold, done = hold * stretch, done * stretch
+        pairs = (PairCost("train", "job0", "job1", SwitchCost(1.5, 7.0)),)
+        several = [event_ends(turns, "fifo", hold, done, order=order, pairs=pairs, iterations=9)]
+        with monkeypatch.context() as patch:
+            patch.setattr("weave_scheduler.eventkernel._is_chain", lambda turn: False)
+            several.append(
+                event_ends(turns, "fifo", hold, done, order=order, pairs=pairs, iterations=9)
+            )
+        assert np.array_equal(*several)
+
+
+def test_a_turn_that_is_no_chain_runs_its_phases_side_by_side():
+    """Reward beside training: the general form, against the machine."""
+    rng = random.Random(27)
+    for _ in range(50):
+        turns = tuple(
+            Turn(f"job{job}", (
+                Step("rollout", 1, rollout_nodes(rng.randrange(2))),
+                Step("reward", 1, frozenset(), (0,)),
+                Step("train", 1, TRAIN, (0,)),
+                Step("eval", 1, rollout_nodes(rng.randrange(2)), (1, 2)),
+            ))
+            for job in range(3)
+        )  # fmt: skip
+        drawn = spread(rng, drawn_turns(rng, turns, 6))
+        ends = event_ends(turns, "fifo", *arrays(drawn))
+        expected = simulate_group(drawn, "fifo", 6)
         assert [tuple(own) for own in ends[:, :, 0]] == [one.ends for one in expected]
 
 

@@ -32,12 +32,14 @@ INCLUDES = {
 
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
-    "barrierstate", "commands", "cycleratio", "document", "eventkernel", "events", "groupmath",
-    "groupsim", "intra", "laws", "lengths", "liveorder", "model", "montecarlo", "plan",
-    "plandrawing", "planinput", "plantables", "pools",
-    "recursion", "samples", "spec", "specfile", "state", "strictorder", "strictstate", "units",
+    "barrierstate", "chainkernel", "commands", "cycleratio", "devicetables", "document",
+    "eventkernel", "events", "gpus", "groupmath", "groupsim", "intra", "laws", "lengths",
+    "liveorder", "model", "montecarlo", "plan", "plandrawing", "planinput", "plantables",
+    "pools", "recursion", "residency", "samples", "spec", "specfile", "state",
+    "strictorder", "strictstate", "units",
 )  # fmt: skip
 DECIDING_FOLDERS = ("exact", "policies")
+DECIDING_RUNTIME = ("weave_rt.errors", "weave_rt.overlay")  # what they may have of the runtime
 # The only places that may import torch when they are imported.
 TORCH = ("weave_rt/adapters/", "scheduler/weave_scheduler/jobs/grpo/")
 
@@ -108,7 +110,14 @@ def test_deciding_parts_are_pure() -> None:
         for imported in imports(path):
             root = imported.split(".")[0]
             assert root not in ("torch", "time", "random", "threading", "asyncio", "ray"), path
-            assert root != "weave_rt" or imported == "weave_rt.errors", f"{path}: {imported}"
+            assert root != "weave_rt" or imported in DECIDING_RUNTIME, f"{path}: {imported}"
+
+
+def test_the_residency_planner_is_pure() -> None:
+    allowed = {"__future__", "collections.abc", "dataclasses", "math", "weave_rt.errors"}
+    for path in (ROOT / "weave_rt" / "overlay").glob("*.py"):
+        for name in imports(path):
+            assert name in allowed or name.startswith("weave_rt.overlay"), f"{path}: {name}"
 
 
 def test_torch_is_imported_late() -> None:

@@ -5,6 +5,8 @@ import json
 import pytest
 from test_cli import refused, weave
 
+from weave_scheduler.cli import _code_of
+
 SPEC = """
 version: 1
 nodes: {rollout: {gpus: 8, price: 1.85, host_memory: 2TB}, train: {gpus: 8, price: 5.28}}
@@ -115,6 +117,75 @@ def test_unknown_names_and_files_are_refused(spec, tmp_path):
     assert "weave-run" in refused(weave("plan", path))
     path.write_text('{"format": "weave-decision", "version": 1, "settings": {}}')
     assert "whole snapshot" in refused(weave("plan", path))
+
+
+class TestHere:
+    """The same command inside this process."""
+
+    @pytest.fixture(autouse=True)
+    def capture(self, capsys):
+        self.capsys = capsys
+
+    def plan(self, *arguments, code=0):
+        assert _code_of(["plan", *map(str, arguments)]) == code
+        found = self.capsys.readouterr()
+        if code:
+            assert found.err.count("\n") == 1
+        return found.err if code else found.out
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ("slo: 1.6", "slo: .nan", "slo: is too small"),
+            ("rollout: 300s", "rollout: .nan", "nan is not a duration"),
+            ("rollout: 300s", "rollout: -3s", "'-3s' is not a duration"),
+            ("rollout: 300s", "rollout: 300 parsecs", "unknown unit 'parsecs'"),
+            ("version: 1", "version: 1\nscheduler: {mode: quantile, quantile: 0.9999}",
+             "needs 29956 joint draws"),
+        ],
+    )  # fmt: skip
+    def test_wrong_values_are_one_line(self, spec, old, new, said):
+        spec.write_text(SPEC.replace(old, new))
+        assert said in self.plan(spec, code=2)
+
+    def test_the_file_for_a_snapshot_is_checked_first(self, spec, tmp_path):
+        folder = tmp_path / "no"
+        for target, said in ((tmp_path, "a folder"), (folder / "x", "nothing"), ("", "no file")):
+            line = self.plan(spec, "--snapshot", target, code=2)
+            assert f"--snapshot {target or '.'}" in line
+            assert said in line
+
+    def test_a_trace_is_no_spec(self, tmp_path):
+        path = tmp_path / "jobs.jsonl"
+        path.write_text('{"format": "weave-trace", "version": 1}\n{"id": "a"}\n')
+        assert "is a trace; weave plan takes a spec or a decision" in self.plan(path, code=2)
+
+    def test_iterations_of_very_different_length_are_planned(self, spec):
+        spec.write_text(SPEC.replace("rollout: 300s", "rollout: 100000h"))
+        assert "not drawn" in self.plan(spec)
+
+    def test_a_job_behind_others_says_so(self, spec):
+        wide = "{name: w, kind: synthetic, iterations: 9, rollout: 3, slo: 1, phases: {train: 9s}}"
+        text = SPEC.replace("host_memory: 2TB", "host_memory: 2TB, count: 3")
+        text = text.replace("slo: 1.6", "slo: 1").replace("slo: 2.0", "slo: 1") + f"  - {wide}\n"
+        spec.write_text(text)
+        assert "job w waits" in self.plan(spec, "--why", "w")
+
+    def test_a_regrouping_is_weighed(self, spec):
+        text = SPEC.replace("slo: 1.6", "slo: 1.3") + "scheduler: {regroup_horizon: HOURS}\n"
+        spec.write_text(text.replace("HOURS", "240h"))
+        assert "regrouping: would" in self.plan(spec)
+        record = json.loads(self.plan(spec, "--json"))["regrouping"]
+        assert record["horizon_h"] == 240
+        assert record["worth"] == (record["saving_per_h"] * 240 > record["cost"])
+        spec.write_text(text.replace("HOURS", "0h"))
+        assert "regroup_horizon: '0h' is too short" in self.plan(spec, code=2)
+
+    def test_only_some_groups_are_drawn(self, spec):
+        one = "  - {{name: j{}, kind: synthetic, iterations: 9, slo: 1, phases: {{rollout: 9s}}}}"
+        jobs = "\n".join(one.format(at) for at in range(22))
+        spec.write_text(SPEC[: SPEC.index("  - {name: a")] + jobs + "\nscheduler: {max_group: 1}")
+        assert "and 2 groups more, not drawn" in self.plan(spec)
 
 
 def test_a_job_that_fits_nowhere_is_named_and_the_others_are_planned(spec):

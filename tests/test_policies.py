@@ -10,8 +10,8 @@ from scheduling import GB, job, odd_job, pools, random_job, rng
 
 from weave_scheduler.groupmath import longest_phases, turns_of, why_not_closed
 from weave_scheduler.groupsim import simulate_group, simulated_iterations
-from weave_scheduler.laws import Lognormal
-from weave_scheduler.model import Degree, Group, Member, Need, Placement, common_job
+from weave_scheduler.laws import Constant, Lognormal
+from weave_scheduler.model import Degree, Group, Member, Need, Phase, Placement, common_job
 from weave_scheduler.policies import Cluster, Desk, PaperPolicy, Resident, Settings, WeavePolicy
 from weave_scheduler.policies.admission import judge, oversaturated
 from weave_scheduler.policies.components import fifo_lower_bounds, fifo_upper_bounds
@@ -343,10 +343,15 @@ class TestQuantile:
 
     def test_too_few_draws_admit_nothing(self):
         generator = rng(3)
-        one = scheduling.noisy_job("a", generator)
-        group = Group((Member(one, Placement((0,), (0,))),), (0,), (0,))
+        jobs = [replace(scheduling.noisy_job(name, generator), slo=9.0) for name in "ab"]
+        group = Group(tuple(Member(one, Placement((0,), (0,))) for one in jobs), (0,), (0,))
         assert not judge(group, Settings(mode="quantile", replications=50)).admitted
         assert judge(group, Settings(mode="quantile", replications=320)).admitted
+
+    def test_a_job_alone_is_as_fast_as_alone(self):
+        one = replace(scheduling.noisy_job("a", rng(3)), slo=1.0)
+        verdict = WeavePolicy(Settings(mode="quantile")).decide(one, Cluster(pools())).chosen
+        assert verdict.verdict.by == "upper bound"
 
     def test_a_law_without_max_is_refused_by_the_worst_case_only(self):
         one = scheduling.noisy_job("a", rng(1))
@@ -356,6 +361,37 @@ class TestQuantile:
         with pytest.raises(ValueError, match="has no max"):
             WeavePolicy().decide(endless, Cluster(pools()))
         assert WeavePolicy(Settings(mode="quantile")).decide(endless, Cluster(pools())).chosen
+
+
+@pytest.mark.parametrize("mode", ["worst-case", "quantile"])
+def test_jobs_too_uneven_to_be_simulated_are_judged_by_a_bound(mode):
+    """A job a million times longer: the compiled and the general tests refuse alike."""
+    cluster = Cluster(pools())
+    cluster.place(job("a", 1e8, 40.0, 1.5), Placement((0,), (0,)), None)
+    for common in (True, False):
+        for slo, kind in ((1.5, "rollout scaling"), (1.2, "isolated"), (None, "direct packing")):
+            short = job("b", 100.0, 40.0, slo)
+            if not common:
+                sync = Phase("weight_sync", ("train",), Constant(1.0), ("train",))
+                short = replace(short, phases=(*short.phases, sync))
+                kind = "isolated" if slo else kind
+            decision = WeavePolicy(Settings(mode=mode)).decide(short, cluster)
+            assert decision.chosen.kind == kind
+
+
+def test_uneven_jobs_with_drawn_durations_are_not_admitted_by_their_means():
+    generator = rng(5)
+    long, short = (scheduling.noisy_job(name, generator) for name in "ab")
+    laws = [replace(p, law=Lognormal(p.law.mean_s * 1e6, 0.2)) for p in long.phases]
+    members = tuple(
+        Member(replace(one, slo=slo), Placement((at,), (0,)))
+        for at, (one, slo) in enumerate(((replace(long, phases=tuple(laws)), 99.0), (short, None)))
+    )
+    verdict = judge(Group(members, (0, 1), (0,)), Settings(mode="quantile"))
+    assert not verdict.admitted
+    assert "differ" in verdict.reason
+    free = tuple(replace(one, job=replace(one.job, slo=None)) for one in members)
+    assert judge(Group(free, (0, 1), (0,)), Settings(mode="quantile")).admitted
 
 
 def test_a_job_without_limit_packs_anywhere():

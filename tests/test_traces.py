@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from weave_scheduler.cli import _code_of
 from weave_scheduler.document import SpecError
 from weave_scheduler.laws import Constant, Drifting, Empirical, Lognormal
 from weave_scheduler.lengths import Lengths, RolloutFromLengths, TrainFromLengths
@@ -23,7 +24,6 @@ from weave_scheduler.traces import (
 )
 
 DATA = Path(__file__).parent / "data"
-PHILLY = Path(__file__).parents[2] / "shared" / "data" / "philly.csv"
 HEAD = '{"format": "weave-trace", "version": 1}'
 NODES = {
     "rollout": {"gpus": 8, "price": 1.85, "host_bytes": 10**12},
@@ -200,7 +200,7 @@ def test_a_hundred_thousand_jobs_are_read(tmp_path):
 
 def test_phases_that_the_format_does_not_know_are_not_written(tmp_path):
     job = JobModel("a", (Phase("rollout", ("rollout",), Constant(1)),))
-    with pytest.raises(ValueError, match="has rollout, train and weight_sync"):
+    with pytest.raises(ValueError, match="has rollout, reward, train and weight_sync"):
         write_trace(tmp_path / "t.jsonl", [job])
     write_trace(tmp_path / "t.jsonl", [common_job("a", 1, 1)])
 
@@ -248,22 +248,76 @@ def test_wrong_philly_rows_are_refused(row, message):
         read_philly(["a,b", "1,2"], seed=1)
 
 
-def test_the_whole_philly_trace():
-    if not PHILLY.exists():
-        pytest.skip("philly.csv is not beside this checkout")
-    with PHILLY.open() as lines:
-        jobs, skipped = read_philly(lines, seed=1)
-    assert len(jobs) == 18_340  # between 1 h and 142.9 h
-    assert len(jobs) + sum(skipped.reasons.values()) == 82_247
-    names = {kind.name for kind in table6_classes()}
-    assert len(names) == 9
-
-
 STEPS = [
     ("verl", "verl_steps.log", 6, 1, True),
     ("nemo-rl", "nemo_rl_steps.log", 4, 1, True),
     ("roll", "roll_steps.log", 4, 0, False),
 ]
+
+
+def test_rows_of_the_public_philly_trace():
+    with (DATA / "philly.csv").open() as lines:
+        jobs, skipped = read_philly(lines, seed=1, min_duration_s=600)
+    assert len(jobs) == 34
+    assert skipped.reasons == {"too short": 4, "too long": 1}
+    assert jobs == tuple(sorted(jobs, key=lambda job: job.arrival_s))
+    assert len({kind.name for kind in table6_classes()}) == 9
+
+
+class TestImport:
+    """``weave trace import``: what is written can be read again."""
+
+    def run(self, *arguments):
+        return _code_of(["trace", "import", *map(str, arguments)])
+
+    def test_philly(self, tmp_path, capsys):
+        for out in (tmp_path / "jobs.jsonl", tmp_path / "jobs.csv"):
+            assert self.run("philly", DATA / "philly.csv", "--out", out, "--seed", 1) == 0
+            assert "4 jobs; left out: 1 too long, 34 too short" in capsys.readouterr().out
+            with (DATA / "philly.csv").open() as lines:
+                assert read_trace(out).jobs == read_philly(lines, seed=1)[0]
+        assert self.run("philly", DATA / "philly.csv", "--out", out, "--limit", 2) == 0
+        assert len(read_trace(out).jobs) == 2
+
+    @pytest.mark.parametrize(("framework", "name"), [one[:2] for one in STEPS])
+    def test_step_logs(self, framework, name, tmp_path, capsys):
+        out, other = tmp_path / "jobs.jsonl", tmp_path / "other.log"
+        other.write_bytes((DATA / name).read_bytes())
+        limits = ("--rollout-limit", "500s", "--train-limit", "5min", "--slo", 1.5)
+        assert self.run(framework, DATA / name, other, "--out", out, *limits) == 0
+        jobs = read_trace(out).jobs
+        assert [job.name for job in jobs] == [Path(name).stem, "other"]
+        assert jobs[0].solo_max_s >= 800
+        assert (jobs[0].slo, jobs[0].seed, jobs[1].seed) == (1.5, 0, 1)
+        steps = read_step_log((DATA / name).read_text().splitlines(), framework)
+        assert jobs[0].phases[0].law.mean_s == pytest.approx(
+            sum(step.rollout_s for step in steps[1:]) / (len(steps) - 1)
+        )
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("trl", "x.log"), "'trl' is not known; allowed: philly, verl, nemo-rl, roll"),
+            (("philly", "none.csv"), "none.csv: cannot be read"),
+            (("verl", DATA / "philly.csv"), "has no step of verl"),
+            (("verl", DATA / "verl_steps.log", "--skip", 9), "6 steps, the first 9 are left out"),
+            (("verl", DATA / "verl_steps.log", "--rollout-limit", "2s"), "below the largest"),
+            (("verl", DATA / "verl_steps.log", "--rollout-limit", "2x"), "unknown unit 'x'"),
+            (("verl", DATA / "verl_steps.log", "--train-limit", "0s"), "more than 0s"),
+            (("verl", *[DATA / "verl_steps.log"] * 2), "two logs would make job verl_steps"),
+            (("philly", *[DATA / "philly.csv"] * 2), "philly takes one file"),
+            (("roll", "/dev/null"), "has no step of roll"),
+        ],
+    )
+    def test_mistakes_are_one_line_and_nothing_is_written(
+        self, arguments, message, tmp_path, capsys
+    ):
+        out = tmp_path / "jobs.jsonl"
+        assert self.run(*arguments, "--out", out) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not out.exists()
 
 
 @pytest.mark.parametrize(("framework", "name", "count", "first", "lengths"), STEPS)

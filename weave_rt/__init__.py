@@ -22,6 +22,7 @@ from weave_rt.errors import (
     StateChanged,
     TenantFailed,
     UsageError,
+    VerifyFailed,
     WeaveError,
 )
 from weave_rt.job import Config, Job, init
@@ -61,6 +62,7 @@ __all__ = [
     "Tenant",
     "TenantFailed",
     "UsageError",
+    "VerifyFailed",
     "WeaveError",
     "__version__",
     "init",

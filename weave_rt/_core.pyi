@@ -163,6 +163,11 @@ class Device:
         device closes. Raises UsageError unless twice the larger one is free."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
+    def set_verify(self, on: bool) -> None:
+        """Compare whatever is copied in a switch, by checksums and by reading it back. A difference
+        raises VerifyFailed, and the switch is rolled back. Raises HostMemoryError."""
+    @property
+    def verifies(self) -> bool: ...
     def stats(self) -> dict[str, int]:
         """Counters: blocks_created, blocks_free, blocks_total, switches, noop_suspends,
         noop_resumes, bytes_out, bytes_in, bytes_background_out, bytes_background_in,
@@ -328,3 +333,34 @@ class SwitchReport:
     def as_dict(self) -> dict[str, object]:
         """The switch report of the design, section 9; a key whose value was not measured is
         absent."""
+
+@final
+class TensorCopies:
+    """What frameworks do without this library, through the same driver table: device memory taken
+    and given back with the tensors, one synchronous copy per tensor into host memory that is fresh
+    each time. For the naive arms of the benchmarks. Not for two threads at once."""
+
+    def __init__(
+        self,
+        device: Device,
+        segment_bytes: list[int],
+        tensors: list[tuple[int, int, int, bool]],
+    ) -> None:
+        """segment_bytes: the device allocations; tensors: (segment, offset, bytes, keep), in bytes;
+        what is not kept is not copied. Raises UsageError, DriverError."""
+    @property
+    def on_device(self) -> bool: ...
+    def allocate(self) -> None:
+        """Take the device memory, contents undefined. Raises OutOfMemoryError, DriverError."""
+    def load(self, tensor: int, source: object) -> None:
+        """Copy from `source`, a contiguous buffer of as many bytes as the tensor has, pageable."""
+    def fill(self, tensor: int, value: int) -> None: ...
+    def move_out(self, pinned: bool) -> float:
+        """Copy what is kept to fresh host memory, `pinned` on the spot or pageable, give the device
+        memory back. Seconds of the device's clock. A failure leaves everything on the device."""
+    def move_in(self) -> float:
+        """Take device memory, copy in, free the host memory. A failure leaves all on the host."""
+    def drop(self) -> None:
+        """Give the memory back without saving anything."""
+    def host_copy(self, tensor: int) -> builtins.bytes: ...
+    def close(self) -> None: ...

@@ -70,13 +70,19 @@ def open_device(
 
 
 def open_beside(
-    others: Sequence[Device], spec: str, *, pool: str = "rollout", host_budget_bytes: int = 0
+    others: Sequence[Device],
+    spec: str,
+    *,
+    pool: str = "rollout",
+    host_budget_bytes: int = 0,
+    usable_bytes: int = 0,
 ) -> Device:
     """Open a device for use together with `others`, which are open in this process.
 
     A GPU that is among them is returned as it is; emulated devices are always new ones. The host
     pool is that of the others of the same kind, because one pool belongs to one driver; only the
-    first of a kind makes one, with `host_budget_bytes`. Raises like :func:`open_device`."""
+    first of a kind makes one, with `host_budget_bytes`. usable_bytes: as :func:`open_device` takes
+    it. Raises like that."""
     resolved = resolve_spec(spec, pool)
     kind = resolved.partition(":")[0]
     alike = [other for other in others if other.kind == kind]
@@ -85,4 +91,10 @@ def open_beside(
         return known
     shared = alike[0].host_pool if alike else None
     budget = 0 if shared is not None else host_budget_bytes
-    return open_device(resolved, pool=pool, host_pool=shared, host_budget_bytes=budget)
+    return open_device(
+        resolved,
+        pool=pool,
+        host_pool=shared,
+        host_budget_bytes=budget,
+        usable_bytes=usable_bytes,
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 __all__ = [
     "DeviceNotFound",
+    "DoesNotFit",
     "DrainTimeout",
     "DriverError",
     "GrowthRefused",
@@ -24,6 +25,7 @@ __all__ = [
     "StateChanged",
     "TenantFailed",
     "UsageError",
+    "VerifyFailed",
     "WeaveError",
 ]
 
@@ -38,6 +40,24 @@ class UsageError(WeaveError, ValueError):
 
 class DeviceNotFound(UsageError):
     """A device spec names something that this machine does not have."""
+
+
+class DoesNotFit(UsageError):
+    """A plan is impossible: a tenant is larger than the device.
+
+    Attributes:
+        tenant: its name; empty where no single one is to blame.
+        blocks_needed: what it needs while it runs.
+        frames: how many blocks the device has room for.
+    """
+
+    def __init__(
+        self, message: str, *, tenant: str = "", blocks_needed: int = 0, frames: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.tenant = tenant
+        self.blocks_needed = blocks_needed
+        self.frames = frames
 
 
 class DriverError(WeaveError, RuntimeError):
@@ -165,3 +185,23 @@ class StaleWeights(WeaveError, RuntimeError):
 
 class StateChanged(WeaveError, RuntimeError):
     """A verification found other bytes, another address or another size than before."""
+
+
+class VerifyFailed(StateChanged):
+    """With ``verify="checksum"``: bytes are not what was copied. The switch was rolled back.
+
+    Attributes:
+        job, tenant, tag: whose bytes.
+        offset: where in the region the first difference is, in bytes.
+        tensor: the managed tensor there, where one is known; may be empty.
+    """
+
+    def __init__(
+        self, message: str, *, job: str = "", tenant: str = "", tag: str = "", offset: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.job = job
+        self.tenant = tenant
+        self.tag = tag
+        self.offset = offset
+        self.tensor = ""

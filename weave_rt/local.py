@@ -17,9 +17,11 @@ from typing import Any
 from weave_rt import calibration
 from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
-from weave_rt.errors import HostMemoryError, UsageError
+from weave_rt.errors import HostMemoryError, UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
+from weave_rt.overlay import Plan
 from weave_rt.permits import Permits, Policy, Ticket
+from weave_rt.replanning import Replanner
 from weave_rt.tenant import Tenant
 
 __all__ = ["Grant", "LocalRuntime", "Slice", "leave_process_runtime", "process_runtime", "quietly"]
@@ -94,6 +96,7 @@ class LocalRuntime:
         background: while a phase runs, bring in what fits of the tenants that come next. It does
             nothing where everything fits, or nobody comes next, and is off on a device whose
             phases lose more than 3 % by it, as ``weave doctor`` has measured.
+        plan: what moves, see `weave_rt.overlay`: `auto`, `fewest-bytes` or `least-stall`.
 
     :meth:`close` closes the devices too. Safe to call from any thread."""
 
@@ -105,6 +108,7 @@ class LocalRuntime:
         observer: Callable[[Slice], None] | None = None,
         drain_timeout_s: float = 60.0,
         background: bool = True,
+        plan: str = "auto",
     ) -> None:
         self._names: dict[str, list[str]] = {}
         self._devices: dict[str, Device] = {}
@@ -121,6 +125,14 @@ class LocalRuntime:
         quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
         self.permits = Permits(policy)
         self._ahead = LookAhead(self._devices, self._queue, background=background, quiet=quiet)
+        self._plans = Replanner(
+            self._devices,
+            self._planned,
+            kind=plan,
+            background=background,
+            quiet=quiet,
+            rates={name: rates for name, rates in known.items() if rates is not None},
+        )
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
@@ -152,6 +164,16 @@ class LocalRuntime:
         if device not in self._devices:
             raise UsageError(f"there is no device {device!r}; known: {', '.join(self._devices)}")
         self._ahead.set_plan(device, movable)
+
+    def plan(self, device: str) -> Plan | None:
+        """The residency plan of a device ("rollout:0"); None while nothing has run there."""
+        return self._plans.plan(device)
+
+    def _planned(self, name: str, movable: Mapping[Tenant, int], ahead: bool) -> None:
+        try:
+            self._ahead.set_plan(name, movable, ahead=ahead)
+        except WeaveError as error:  # a tenant that closes just now; the next phase plans again
+            log.debug("planning on %s: %s", name, error)
 
     def tenants_on(self, device: str) -> list[Tenant]:
         """The open tenants that have run on `device`, in order of their first turn."""
@@ -185,6 +207,8 @@ class LocalRuntime:
         """A job goes; its tenants are closed already. Twice is fine."""
         self.permits.leave(job)
         self._ahead.left(job)
+        for name in self._devices:
+            self._plans.changed(name, self._ahead.tenants(name))
         with self._lock:
             self._jobs.discard(job)
 
@@ -241,6 +265,12 @@ class LocalRuntime:
         scan met (GrowthRefused, say), for the caller to raise where that does no harm."""
         return self._release(grant, ok)
 
+    def outside(
+        self, job: str, phase: str, step: int | None, start_ns: int, end_ns: int, ok: bool
+    ) -> None:
+        """A phase has ended that held no device."""
+        self._notify(Slice("phase", job, phase, step, (), start_ns, end_ns, ok=ok))
+
     def progress(self, job: str, phase: str, done: int, total: int) -> None:
         """How far a phase is. For policies that act on it; this runtime does not."""
 
@@ -262,10 +292,16 @@ class LocalRuntime:
             if grant.started_ns:
                 now = grant.clock.now_ns()
                 self._observe(grant, "phase", grant.started_ns, now, ok=ok)
+                self._replan(grant, (now - grant.started_ns) / 1e9)
         finally:
             grant.tenants, grant.started_ns = [], 0
             self.permits.release(grant.ticket)
         return failure
+
+    def _replan(self, grant: Grant, seconds: float) -> None:
+        for name in grant.devices:
+            ran = [one for one in grant.tenants if one.device is self._devices[name]]
+            self._plans.ended(name, ran, self._ahead.tenants(name), seconds)
 
     def _observe(
         self,
@@ -277,10 +313,14 @@ class LocalRuntime:
         report: dict[str, Any] | None = None,
         ok: bool = True,
     ) -> None:
+        where = grant.devices if devices is None else devices
+        self._notify(
+            Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
+        )
+
+    def _notify(self, item: Slice) -> None:
         if self.observer is None:
             return
-        where = grant.devices if devices is None else devices
-        item = Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
         try:
             self.observer(item)
         except Exception:  # an observer is foreign code and only looks on

@@ -225,7 +225,11 @@ class LocalPhase(Phase):
         active.ended = True
         self.job.actives.remove(active)
         _stack.set(tuple(a for a in stack if not a.ended))
-        self.job.note_phase(self.name, self.job.clock.now_ns() - active.entered_ns)
+        now_ns = self.job.clock.now_ns()
+        self.job.note_phase(self.name, now_ns - active.entered_ns)
+        if not self.needed and not enclosing(self.job):  # else an outer phase is seen already
+            job = self.job
+            job.runtime.outside(job.job_id, self.name, self.step, active.entered_ns, now_ns, ok)
         if ok:
             self.job.versions.committed(active)
         return active

@@ -35,6 +35,7 @@ class _Desk:
     phases: dict[tuple[str, str], Group] = field(default_factory=dict)  # by job and phase name
     copies: list[tuple[Tenant, BackgroundCopy]] = field(default_factory=list)
     movable: dict[Tenant, int] = field(default_factory=dict)
+    ahead: bool = True  # whether the plan wants copies ahead of a switch
 
 
 class LookAhead:
@@ -61,10 +62,15 @@ class LookAhead:
         self._lock = threading.Lock()
         self._desks = {name: _Desk() for name in devices}
 
-    def set_plan(self, name: str, movable: Mapping[Tenant, int]) -> None:
-        """How many blocks of each tenant may leave device `name` (see the core's set_plan)."""
+    def set_plan(
+        self, name: str, movable: Mapping[Tenant, int], *, ahead: bool | None = None
+    ) -> None:
+        """How many blocks of each tenant may leave device `name` (see the core's set_plan).
+        ahead: whether to copy ahead of a switch there; None leaves that as it is."""
         with self._lock:
-            self._desks[name].movable = dict(movable)
+            desk = self._desks[name]
+            desk.movable = dict(movable)
+            desk.ahead = desk.ahead if ahead is None else ahead
         self._devices[name].set_plan({tenant.core: n for tenant, n in movable.items()})
 
     def tenants(self, name: str) -> list[Tenant]:
@@ -142,7 +148,7 @@ class LookAhead:
                 desk.copies = [(t, copy) for t, copy in desk.copies if t.job != job]
 
     def _copies_on(self, name: str) -> bool:
-        return self.background and name not in self._quiet
+        return self.background and name not in self._quiet and self._desks[name].ahead
 
     def _order(self, name: str, job: str, group: Group) -> list[Tenant]:
         """Tenants of others in the order of their next use, as far as it can be told."""

@@ -89,14 +89,37 @@ class PlainTenant:
     def scan(self) -> int:
         return 0
 
-    def suspend(self, drain_timeout_s: float = 60.0) -> None:
+    def is_resident(self, tag: str) -> bool:
+        return True
+
+    def check_resident(self, tag: str) -> None:
         return None
 
-    def resume(self, drain_timeout_s: float = 60.0) -> None:
+    def suspend(self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None) -> None:
         return None
 
-    def switch(self, to: PlainTenant, drain_timeout_s: float = 60.0) -> None:
+    def resume(self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None) -> None:
         return None
+
+    def switch(
+        self, to: PlainTenant, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> None:
+        return None
+
+    def mark_clean(self, tag: str) -> None:
+        self._check(tag, None)
+
+    def mark_dirty(self, tag: str) -> None:
+        self._check(tag, None)
+
+    def pin(self, tag: str) -> None:
+        self._check(tag, None)
+
+    def unpin(self, tag: str) -> None:
+        self._check(tag, None)
+
+    def set_fill(self, tag: str, fill: str) -> None:
+        self._check(tag, None)
 
     def release(self) -> None:
         return None

@@ -30,7 +30,7 @@ __all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies"]
 
 log = logging.getLogger("weave_rt")
 
-POLICIES = ("keep", "discard")
+POLICIES = ("keep", "reload", "discard")
 
 DEFAULT_POLICIES: Mapping[str, str] = {
     "weights": "keep",
@@ -44,16 +44,23 @@ DEFAULT_POLICIES: Mapping[str, str] = {
 }
 
 
+_TAGS = frozenset(DEFAULT_POLICIES)
+
+
 def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
     """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
     for tag, policy in (tags or {}).items():
         if tag not in DEFAULT_POLICIES:
             raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
-        if policy == "reload":
-            raise UsageError(f"policy 'reload' (tag {tag!r}) is not in this version; use keep")
         if policy not in POLICIES:
-            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep or discard")
+            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
     return {**DEFAULT_POLICIES, **(tags or {})}
+
+
+def _listed(tags: Sequence[str] | None) -> list[str] | None:
+    if isinstance(tags, str):
+        raise UsageError(f"tags is a list of tags, not the text {tags!r}")
+    return None if tags is None else list(tags)
 
 
 class Buffer:
@@ -94,7 +101,7 @@ class Tenant:
         device: where it lives.
         name: unique on the device among the tenants of the job.
         job, pool: used in messages; `pool` also names the phase to wrap an access in.
-        tags: policy by tag (``keep`` or ``discard``) where the default does not fit.
+        tags: policy by tag (``keep``, ``reload`` or ``discard``) where the default does not fit.
 
     Touching managed memory while the tenant is not resident raises NotResident where this library
     is asked, and faults where it is not. Errors of the core pass through (DriverError,
@@ -133,9 +140,14 @@ class Tenant:
 
     @property
     def resident(self) -> bool:
-        """Whether its memory may be touched now."""
+        """Whether its memory may be touched now: all of it, or that of the tags it runs with."""
         core = self._core
         return core is not None and core.running
+
+    def is_resident(self, tag: str) -> bool:
+        """Whether memory of `tag` may be touched now, or made if there is none yet."""
+        region = next((r for r in self.regions if r.tag == tag), None)
+        return self.resident if region is None else region.resident
 
     @property
     def bytes(self) -> int:
@@ -162,14 +174,18 @@ class Tenant:
         return region
 
     def check_resident(self, tag: str) -> None:
-        """Raise NotResident, naming the phase to wrap the access in, unless resident."""
-        if not self.resident:
+        """Raise NotResident, naming the phase to wrap the access in or the tag to bring in, unless
+        memory of `tag` may be touched now."""
+        if not self.is_resident(tag):
             raise self.not_resident(tag)
 
     def not_resident(self, tag: str) -> NotResident:
         phase = {"rollout": "rollout", "train": "train"}.get(self.pool, "")
         what = f"{tag} of tenant {self.name!r}" + (f" of job {self.job!r}" if self.job else "")
-        hint = f"wrap it in `with job.phase({phase!r})`" if phase else "call resume() first"
+        if self.resident:
+            hint = f"only other tags are in; call resume(tags=[{tag!r}]) first"
+        else:
+            hint = f"wrap it in `with job.phase({phase!r})`" if phase else "call resume() first"
         return NotResident(
             f"{what} was touched while the device may belong to another job; {hint}",
             job=self.job,
@@ -240,27 +256,40 @@ class Tenant:
         assert self._book is not None
         return self._book
 
-    def suspend(self, drain_timeout_s: float = 60.0) -> SwitchReport:
-        """Stop and move everything to the host. Suspended already: a counted no-op."""
+    def suspend(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
+        """Stop and move everything to the host. Suspended already: a counted no-op.
+
+        With `tags` only these leave, and the tenant goes on with the others; with the last one it
+        stops. Raises UsageError for a tag that nothing was put in, RegionPinned."""
         self._before_leaving()
         try:
-            return self.core.suspend(drain_timeout_s)
+            return self.core.suspend(drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
 
-    def resume(self, drain_timeout_s: float = 60.0) -> SwitchReport:
+    def resume(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
         """Bring everything in. Idle tenants give up what is needed; ResumeFailed when running
-        ones would have to. Running already: a counted no-op."""
+        ones would have to. Running already: a counted no-op.
+
+        With `tags` only these come in (weights first, the KV cache later); touching or growing
+        another one raises NotResident. What is in already is a counted no-op. Raises UsageError
+        for a tag that nothing was put in."""
         try:
-            return self.core.resume(drain_timeout_s)
+            return self.core.resume(drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
 
-    def switch(self, to: Tenant, drain_timeout_s: float = 60.0) -> SwitchReport:
-        """Hand the device to tenant `to`, as one transaction."""
+    def switch(
+        self, to: Tenant, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> SwitchReport:
+        """Hand the device to tenant `to` (with `tags`: to these of it), as one transaction."""
         self._before_leaving()
         try:
-            return self.device.switch(self.core, to.core, drain_timeout_s)
+            return self.device.switch(self.core, to.core, drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
             to.update_guards()
@@ -286,8 +315,10 @@ class Tenant:
 
     def update_guards(self) -> None:
         """Make managed modules and optimizers refuse to run exactly while not resident."""
-        if self._book is not None:
-            self._book.guard(not self.resident)
+        if self._book is None:
+            return
+        away = {r.tag for r in self.regions if not r.selected} if self.resident else _TAGS
+        self._book.guard(away)
 
     def rescue(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every region whose bytes are complete to a safetensors file, in any state.
@@ -337,6 +368,34 @@ class Tenant:
         except Exception as error:
             log.error("job %s, tenant %s: nothing can be saved: %s", self.job, self.name, error)
             return {}
+
+    def mark_clean(self, tag: str) -> None:
+        """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference
+        model, an adapter that is not trained): they leave for the host once, and later departures
+        move nothing out. What is put into the tag afterwards leaves once, too.
+
+        Raises UsageError unless the policy is keep."""
+        self.region_of(tag).mark_clean()
+
+    def mark_dirty(self, tag: str) -> None:
+        """Before writing to a tag that was marked clean, or written back early."""
+        self.region_of(tag).mark_dirty()
+
+    def pin(self, tag: str) -> None:
+        """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
+        registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
+        RegionPinned."""
+        self.region_of(tag).pin()
+
+    def unpin(self, tag: str) -> None:
+        """Raises UsageError if `tag` is not pinned."""
+        self.region_of(tag).unpin()
+
+    def set_fill(self, tag: str, fill: str) -> None:
+        """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
+        was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
+        writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
+        self.region_of(tag).set_fill(fill)
 
     def _before_leaving(self) -> None:
         if self.resident:

@@ -204,8 +204,9 @@ def check_states(device: Device) -> None:
         state = tenant.state
         assert state in ("RESIDENT", "HOST", "PARTIAL", "FAILED"), state
         if tenant.running:
-            assert state == "RESIDENT" or tenant.bytes == 0, f"{tenant.name} runs, but is {state}"
-            for region in tenant.regions:
+            whole = all(region.selected for region in tenant.regions)
+            assert state == "RESIDENT" or not whole, f"{tenant.name} runs, but is {state}"
+            for region in (r for r in tenant.regions if r.selected):
                 assert region.state == "RESIDENT", f"{tenant.name}/{region.tag}: {region.state}"
                 assert region.resident
         for region in tenant.regions:

@@ -68,6 +68,7 @@ void bind_reports(py::module_& module);     // SwitchReport
 void bind_background(py::module_& module);  // BackgroundCopy
 void bind_device(py::module_& module);      // HostPool, Device
 void bind_memory(py::module_& module);      // Tenant, Region, Span
+void bind_tensor_copies(py::module_& module);  // TensorCopies
 
 void set_plan(DeviceObject& self, const py::dict& movable,
               const std::vector<TenantObject>& next_use);

@@ -266,6 +266,11 @@ void bind_device(py::module_& module) {
             self.device->driver().table.sleep_until_ns(deadline_ns);
           },
           py::arg("deadline_ns"), ReleaseGil())
+      .def(
+          "set_verify", [](DeviceObject& self, bool on) { self.device->set_verify(on); },
+          py::arg("on"), ReleaseGil())
+      .def_property_readonly(
+          "verifies", locked([](const DeviceObject& self) { return self.device->verifies(); }))
       .def("stats", &stats)
       .def("census", &census)
       .def("close", [](DeviceObject& self) { self.device->close(); }, ReleaseGil());

@@ -50,6 +50,13 @@ void raise_refusal(const Refusal& refusal) {
       attributes["tenant"] = refusal.tenant;
       attributes["tag"] = refusal.tag;
       break;
+    case Refusal::Kind::verify_failed:
+      name = "VerifyFailed";
+      attributes["job"] = refusal.job;
+      attributes["tenant"] = refusal.tenant;
+      attributes["tag"] = refusal.tag;
+      attributes["offset"] = refusal.offset;
+      break;
     case Refusal::Kind::device_not_found:
       name = "DeviceNotFound";
       break;

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   bind_background(module);
   bind_device(module);
   bind_memory(module);
+  bind_tensor_copies(module);
 }

@@ -60,6 +60,7 @@ static py::dict report_dict(const SwitchReport& report, const std::string& devic
   result["out_s"] = report.out_s;
   result["in_s"] = report.in_s;
   if (report.mode != nullptr) result["mode"] = report.mode;
+  if (report.verify_s > 0) result["verify_s"] = report.verify_s;
   if (report.limit_s) {
     result["limit_s"] = *report.limit_s;
     result["efficiency"] = *report.limit_s / (report.seconds - report.drain_s);

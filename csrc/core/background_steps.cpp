@@ -134,6 +134,7 @@ void Background::commit(Step& step, const Copied& copied) noexcept {
   };
   if (step.out && copied.out) {
     step.out->get().host_valid = !step.out_is_stale;
+    step.out->get().checked.clear();  // of an older copy
     stats_.bytes_out += sum(step.outs);
     copy.tenant_->background_bytes += sum(step.outs);
     if (copy.region_ != nullptr) {

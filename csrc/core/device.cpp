@@ -64,6 +64,7 @@ Device::Device(DriverRef driver, Options options)
   background_ = std::make_unique<Background>(
       Background::Tools{mutex_, context_, *frames_, *drain_, *engine_, tenants_, plan_, turns_},
       options.background_thread);
+  if (options.verify) set_verify(true);
 }
 
 Device::~Device() { close(); }
@@ -404,6 +405,7 @@ void Device::close() noexcept {
     unfinished_.clear();
     engine_.reset();
     limbo_ = {};
+    staging_ = {};
     frames_.reset();
     driver_->retry_buried();
   }

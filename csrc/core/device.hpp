@@ -32,6 +32,7 @@ class Device {
     Bytes host_budget = 0;                // for a pool of its own; 0: what the host has
     std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
     bool background_thread = true;        // else run_background() does its work
+    bool verify = false;                  // see set_verify()
   };
   struct Stats {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
@@ -72,6 +73,11 @@ class Device {
   void unpin(const std::shared_ptr<Region>& region);
   // What blocks hold that come to a discard region from now on, by memsets within the switch.
   void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+  // Compare whatever is copied in a switch, by checksums (checksum.hpp) and by reading it back; a
+  // difference throws Refusal (verify_failed) and the switch is rolled back. Takes one block of
+  // pinned memory. Throws Refusal (host_memory), DriverError.
+  void set_verify(bool on);
+  bool verifies() const;
 
   // With tags a tenant runs with part of its regions: one that is idle comes in with these alone,
   // one that runs gets them in addition, or gives them up (with the last one it stops). What is
@@ -158,6 +164,7 @@ class Device {
   Bytes block_bytes() const { return block_bytes_; }
   const std::shared_ptr<HostPool>& host_pool() const { return host_pool_; }
   const Driver& driver() const { return *driver_; }
+  const DriverRef& driver_ref() const { return driver_; }
 
  private:
   // The lock, taken by an operation that touches slots: the background holds still meanwhile.
@@ -172,7 +179,7 @@ class Device {
     Device& device_;
     std::unique_lock<std::mutex> lock_;
   };
-  Transaction::Tools tools() { return {*driver_, *frames_, *engine_}; }
+  Transaction::Tools tools() { return {*driver_, *frames_, *engine_, staging_.data()}; }
   void require_open() const;
   void require_empty(const char* operation) const;
   void require_usable(const Tenant& tenant) const;
@@ -215,6 +222,7 @@ class Device {
   std::vector<std::unique_ptr<Transaction>> unfinished_;  // undos that could not be finished yet
   std::vector<std::unique_ptr<PlainLink>> stuck_links_;   // with copies that nobody could wait for
   Limbo limbo_;                                           // what closed tenants left in such copies
+  Extent staging_;                                        // while copies are verified
   std::optional<LinkRates> rates_;
   Turns turns_;
   Stats stats_;

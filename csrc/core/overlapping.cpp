@@ -48,8 +48,9 @@ std::shared_ptr<BackgroundCopy> Device::prefetch(
     Bytes limit) {
   const std::lock_guard lock(mutex_);
   require_usable(*tenant);
-  const std::size_t blocks = limit == 0 ? static_cast<std::size_t>(frames_->total())
-                                        : static_cast<std::size_t>(limit / block_bytes_);
+  std::size_t blocks = limit == 0 ? static_cast<std::size_t>(frames_->total())
+                                  : static_cast<std::size_t>(limit / block_bytes_);
+  if (staging_) blocks = 0;  // the switch compares what leaves; nothing goes behind its back
   return background_->prefetch(tenant, order_of(next_use), blocks);
 }
 

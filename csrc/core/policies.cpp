@@ -1,5 +1,5 @@
 // core/policies.cpp: Device operations that say how a region's bytes are treated: clean or dirty,
-// pinned, filled. They make no driver call.
+// pinned, filled, verified.
 #include "core/device.hpp"
 
 namespace weave {
@@ -57,6 +57,21 @@ void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
     throw UsageError("this driver has no cuMemsetD8Async, which fills blocks");
   }
   region->fill = fill;
+}
+
+void Device::set_verify(bool on) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (on == static_cast<bool>(staging_)) return;
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  staging_ =
+      on ? std::move(host_pool_->allocate("weave-verify", block_bytes_, 1).front()) : Extent{};
+}
+
+bool Device::verifies() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<bool>(staging_);
 }
 
 void Device::require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const {

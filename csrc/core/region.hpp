@@ -17,6 +17,13 @@ namespace weave {
 
 class Tenant;
 
+// Bytes of one slot that are copied as one: from `offset` in the slot, to and from `host`.
+struct Range {
+  Bytes offset = 0;
+  Bytes bytes = 0;
+  std::byte* host = nullptr;
+};
+
 // One block's worth of a region. Where its bytes are:
 //   frame_valid  in the frame
 //   host_valid   in the extent. With both, the two are equal and the frame is free to go
@@ -29,13 +36,9 @@ struct Slot {
   Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
   bool frame_valid = false;
-};
-
-// Bytes of one slot that are copied as one: from `offset` in the slot, to and from `host`.
-struct Range {
-  Bytes offset = 0;
-  Bytes bytes = 0;
-  std::byte* host = nullptr;
+  // With verification: what was copied to the host, and its block checksum. Empty: not known.
+  std::vector<Range> checked;
+  std::uint64_t checksum = 0;
 };
 
 class Region {

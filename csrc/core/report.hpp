@@ -32,6 +32,7 @@ struct SwitchReport {
   double out_s = 0;
   double in_s = 0;
   const char* mode = nullptr;     // "duplex" or "sequential"; null unless bytes moved both ways
+  double verify_s = 0;            // reading back and comparing
   std::optional<double> limit_s;  // present once the link was calibrated and bytes moved
 };
 

@@ -55,21 +55,21 @@ class Selection {
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto [victims, beyond_plan] = choose_victims(tenants_, incoming, frames_needed - free, plan_);
+  auto victims = choose_victims(tenants_, incoming, frames_needed - free, plan_);
   // Then its own tags that do not come in now, from the end.
   auto own = slots_on_device(incoming);
   std::erase_if(own,
                 [](const SlotRef& ref) { return ref.region->selected || ref.region->pins > 0; });
-  while (victims.size() < frames_needed - free && !own.empty()) {
-    victims.push_back(own.back());
+  while (victims.slots.size() < frames_needed - free && !own.empty()) {
+    victims.slots.push_back(own.back());
     own.pop_back();
   }
-  if (victims.size() == frames_needed - free) {
-    stats_.blocks_beyond_plan += beyond_plan;
-    return victims;
+  if (victims.slots.size() == frames_needed - free) {
+    stats_.blocks_beyond_plan += victims.beyond_plan;
+    return victims.slots;
   }
   Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
+  const Bytes missing = (frames_needed - free - victims.slots.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
     const bool holds =
@@ -135,10 +135,10 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   auto ins = missing_slots(*incoming);
   std::erase_if(ins, [](const SlotRef& ref) { return !ref.region->selected; });
   auto report = bring_in(ins, outgoing_ran ? outgoing : nullptr, *incoming, drain_timeout_s);
-  selection.keep();
   for (const auto& tenant : {incoming, outgoing}) {
     if (tenant != nullptr) report.bytes_background += std::exchange(tenant->background_bytes, 0);
   }
+  selection.keep();
   start(*incoming, entering);
   ++stats_.switches;
   return report;
@@ -156,8 +156,11 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
     try {
       return transfer(make_room(incoming, frames_needed), ins, outgoing, &incoming,
                       drain_timeout_s);
-    } catch (const Refusal&) {
-      if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+    } catch (const Refusal& refusal) {
+      // Nothing was moved, or it was rolled back, which says itself who runs.
+      if (outgoing != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
+        outgoing->running = true;
+      }
       throw;
     }
   };
@@ -210,6 +213,14 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
   } else if (ran) {
     stop(*tenant);
   }
+  // Rolled back, tags that are not whole on the device stay away while the others are used.
+  const auto rolled_back = [&] {
+    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
+      return std::ranges::all_of(region->slots,
+                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
+    });
+    if (goes_on && !whole) selection.keep();
+  };
   try {
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
     selection.keep();
@@ -217,16 +228,15 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     report.bytes_background = std::exchange(tenant->background_bytes, 0);
     ++stats_.switches;
     return report;
-  } catch (const Refusal&) {
-    tenant->running = ran;
+  } catch (const Refusal& refusal) {
+    if (refusal.kind == Refusal::Kind::verify_failed) {
+      rolled_back();
+    } else {
+      tenant->running = ran;  // nothing was moved
+    }
     throw;
   } catch (const DriverError&) {
-    // Rolled back; tags that are not whole on the device stay away while the others are used.
-    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
-      return std::ranges::all_of(region->slots,
-                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
-    });
-    if (goes_on && !whole) selection.keep();
+    rolled_back();
     throw;
   }
 }
@@ -265,6 +275,8 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
     transaction->run(tools(), report);
   } catch (const DriverError&) {
     roll_back(std::move(transaction), outgoing);
+  } catch (const Refusal&) {
+    roll_back(std::move(transaction), outgoing);  // other bytes than expected
   }
   Bytes concerned_bytes = 0;
   for (const auto& tenant : concerned) {

@@ -86,7 +86,12 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   unmap_outs();
   assign_frames(tools);
   const std::int64_t unmapped = now();
-  copy(tools, tools.engine.chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_));
+  const Bytes chunk = tools.engine.chunk_bytes(std::max(bytes_out, bytes_in), block_bytes_);
+  if (tools.staging != nullptr) {
+    copy_verified(tools, chunk, report);
+  } else {
+    copy(tools, chunk);
+  }
   const std::int64_t queued = now();
   map_ins(tools);
   const std::int64_t mapped = now();
@@ -229,6 +234,10 @@ void Transaction::commit(const Tools& tools, SwitchReport& report) noexcept {
     slot.frame = kNoFrame;
     slot.frame_valid = false;
     slot.host_valid = slot.host_valid || outs_[index].copies;
+    if (outs_[index].copies) {
+      slot.checked = verified_ ? outs_[index].ranges : std::vector<Range>{};
+      slot.checksum = outs_[index].checksum;
+    }
     if (!slot.host_valid) discarded.insert(outs_[index].ref.region.get());
     if (!taken[index]) tools.frames.give_back(outs_[index].frame);
   }
@@ -333,6 +342,7 @@ void Transaction::keep_on_host(const Tools& tools) {
     slot.frame = kNoFrame;
     slot.frame_valid = false;
     slot.host_valid = !out.lost;
+    slot.checked.clear();
     out.bytes_overwritten = 0;
     tools.frames.give_back(out.frame);
   }

@@ -30,11 +30,13 @@ class Transaction {
     const Driver& driver;
     Frames& frames;
     CopyEngine& engine;
+    std::byte* staging = nullptr;  // pinned, one block: everything copied is read back and compared
   };
 
   Transaction(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins);
 
-  // Throws DriverError. Fills bytes, blocks_remapped, map_s, out_s and in_s of the report.
+  // Throws DriverError, and Refusal (verify_failed) where `staging` is given. Fills bytes,
+  // blocks_remapped, map_s, out_s and in_s of the report.
   void run(const Tools& tools, SwitchReport& report);
 
   enum class Undone { restored, on_host, impossible };
@@ -60,6 +62,7 @@ class Transaction {
     Bytes bytes_overwritten = 0;  // its first bytes that may be overwritten in the frame
     int last_chunk = -1;          // index of its last outgoing chunk, if it has any
     bool lost = false;            // overwritten and nowhere else: counted as a discard
+    std::uint64_t checksum = 0;   // of what was copied, where it is verified
   };
   struct In {
     SlotRef ref;
@@ -84,6 +87,10 @@ class Transaction {
   Plan plan_copies(const Tools& tools, Bytes chunk);
   void copy(const Tools& tools, Bytes chunk);
   void note_progress(const Plan& plan, const CopyEngine::Progress& progress);
+  // In verify.cpp: out, compare, in, compare, one after the other.
+  void copy_verified(const Tools& tools, Bytes chunk, SwitchReport& report);
+  void run_noted(const Tools& tools, const Plan& plan, std::span<const Chunk> outs,
+                 std::span<const Chunk> ins, SwitchReport& report);
   void map_ins(const Tools& tools);
   void commit(const Tools& tools, SwitchReport& report) noexcept;
   void restore(const Tools& tools);
@@ -92,6 +99,7 @@ class Transaction {
   std::vector<Out> outs_;
   std::vector<In> ins_;
   Bytes block_bytes_ = 0;
+  bool verified_ = false;
 };
 
 }  // namespace weave

@@ -52,13 +52,15 @@ struct Refusal : std::exception {
     tenant_failed,
     device_not_found,
     region_pinned,
+    verify_failed,
   };
   Refusal(Kind kind_, std::string text_) : kind(kind_), text(std::move(text_)) {}
   const char* what() const noexcept override { return text.c_str(); }
 
   Kind kind;
   std::string text;
-  std::string job, tenant, tag;      // not_resident
+  std::string job, tenant, tag;      // not_resident, region_pinned, verify_failed
+  Bytes offset = 0;                  // verify_failed: in the region
   std::vector<std::string> holders;  // resume_failed
   Bytes bytes_needed = 0;
   Bytes bytes_available = 0;

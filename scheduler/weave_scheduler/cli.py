@@ -25,16 +25,21 @@ from typer.core import TyperGroup
 
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
+from weave_scheduler import benchcommands
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
     Table,
     bench_table,
+    drift_table,
     job_table,
+    overlay_live_table,
+    overlay_table,
     pool_table,
     profile_table,
     total_table,
 )
+from weave_scheduler.tracecommand import trace_app
 
 __all__ = ["app", "main"]
 
@@ -48,6 +53,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=TyperGroup)
 app.add_typer(bench_app, name="bench")
+app.add_typer(trace_app, name="trace")
+benchcommands.add_to(bench_app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -202,7 +209,8 @@ def run(
     folder = None if out is None else Path(out)
     outcome = run_spec(spec, folder, mode, Screen(debug=debug), profile)  # type: ignore[arg-type]
     summary = outcome.summary
-    _show(summary, [job_table(summary), pool_table(summary), total_table(summary)], as_json)
+    tables = [job_table, pool_table, drift_table, total_table]
+    _show(summary, [make(summary) for make in tables], as_json)
     for note in outcome.notes:
         _say(f"note: {note}", as_json)
     for complaint in outcome.complaints:
@@ -291,29 +299,6 @@ def doctor(device: Device = "auto", as_json: Json = False, debug: Debug = False)
     return int(has_problem(record))
 
 
-@bench_app.command(epilog="Example: weave bench switch --device 'emulated:h20?scale=64'")
-def switch(
-    device: Device = "auto",
-    full: Annotated[bool, typer.Option("--full", help="More sizes, more samples.")] = False,
-    as_json: Json = False,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
-    debug: Debug = False,
-) -> int:
-    """How long a switch takes against the limit of the link."""
-    import importlib
-
-    if out is not None:
-        check_target(out)
-    benchmark = importlib.import_module("weave_rt.benchmarks.switch")
-    record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [bench_table(record)], as_json)
-    if out is not None:
-        _say(f"written: {out}", as_json)
-    return 0
-
-
 @bench_app.command(epilog="Example: weave bench sched --full --out sched.json")
 def sched(
     full: Annotated[bool, typer.Option("--full", help="10,000 jobs, 80 jobs exactly.")] = False,
@@ -330,6 +315,24 @@ def sched(
     _show(record, [bench_table(record)], as_json)
     if out is not None:
         _say(f"written: {out}", as_json)
+    return 0
+
+
+@bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
+def overlay(
+    device: Device = "emulated:h20?scale=64",
+    full: Annotated[bool, typer.Option("--full", help="More rounds and instances.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How long planning of residency takes, and whether the plan is the best one."""
+    from weave_rt.benchmarks.overlay import run as measure
+
+    record = measure(device, full, _to_stderr)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [overlay_table(record), overlay_live_table(record)], as_json)
     return 0
 
 

@@ -10,15 +10,20 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import weave_rt
-from weave_rt._core import parse_emulated
+from weave_rt._core import cuda_driver, parse_emulated
 from weave_rt.device import open_beside, resolve_spec
 from weave_rt.errors import UsageError
+from weave_rt.overlay import Unmanaged
 from weave_scheduler.document import SpecError
+from weave_scheduler.gpus import Gpu
 from weave_scheduler.records import DeviceRecord
 from weave_scheduler.spec import POOLS, Devices
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["OpenDevices", "describe", "open_devices"]
+__all__ = ["OpenDevices", "describe", "listed_gpus", "open_devices"]
+
+# Of a GPU that was not measured: block, context, one-way rates and duplex of the named models.
+_LIKE_EMULATED = (64 << 20, 500_000_000, 55e9, 55e9, 0.75)
 
 
 class OpenDevices:
@@ -69,7 +74,9 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
         for pool in POOLS:
             for index, text in enumerate(getattr(listed, pool)):
                 try:
-                    device = _open(loaded, opened, text, pool, note)
+                    device = _open(
+                        loaded, opened, text, pool, note, usable_bytes(loaded, pool, index)
+                    )
                 except UsageError as error:
                     raise _wrong_device(loaded, pool, index, str(error)) from None
                 opened.pools[pool].append(device)
@@ -82,14 +89,21 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
 
 
 def _open(
-    loaded: SpecFile, opened: OpenDevices, text: str, pool: str, note: Callable[[str], None]
+    loaded: SpecFile,
+    opened: OpenDevices,
+    text: str,
+    pool: str,
+    note: Callable[[str], None],
+    usable: int,
 ) -> weave_rt.Device:
     spec = resolve_spec(text, pool)
     budget = loaded.spec.host.budget
     scaled = 0 if budget is None else int(budget / _scale(spec))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        device = open_beside(opened.all, spec, pool=pool, host_budget_bytes=scaled)
+        device = open_beside(
+            opened.all, spec, pool=pool, host_budget_bytes=scaled, usable_bytes=usable
+        )
     for warning in caught:
         note(str(warning.message))
     return device
@@ -140,4 +154,61 @@ def describe(device: weave_rt.Device, pool: str, index: int) -> DeviceRecord:
         scale=device.scale,
         speed=device.speed,
         host_limited=device.host_limited,
+    )
+
+
+def usable_bytes(loaded: SpecFile, pool: str, index: int) -> int:
+    """What device ``index`` of the pool has for jobs where the spec says what they take outside
+    regions, in bytes of the device; 0 where it does not: all that is free. Raises DoesNotFit."""
+    unmanaged = []
+    for job in loaded.spec.jobs:
+        outside = getattr(job.unmanaged, pool) if job.unmanaged else None
+        asked: int | tuple[int, ...] = getattr(job, pool)
+        if outside is not None and (isinstance(asked, int) or index in asked):
+            unmanaged.append(Unmanaged(job.name, outside.running, outside.sleeping))
+    text = getattr(loaded.spec.devices or Devices(), pool)[index]
+    gpu = _gpu(text, pool) if any(one.running for one in unmanaged) else None
+    if gpu is None:
+        return 0
+    return int(gpu.usable(unmanaged).bytes / _scale(resolve_spec(text, pool)))
+
+
+def listed_gpus(loaded: SpecFile) -> dict[str, Gpu]:
+    """The GPU of each pool that the spec lists devices for, without opening any: the first one,
+    since all of a pool are alike. Raises SpecError with the line of an entry that is none."""
+    found: dict[str, Gpu] = {}
+    if loaded.spec.devices is None:
+        return found
+    for pool in POOLS:
+        for index, text in enumerate(getattr(loaded.spec.devices, pool)):
+            try:
+                gpu = _gpu(text, pool)
+            except UsageError as error:
+                raise _wrong_device(loaded, pool, index, str(error)) from None
+            if gpu is not None:
+                found.setdefault(pool, gpu)
+    return found
+
+
+def _gpu(text: str, pool: str) -> Gpu | None:
+    spec = resolve_spec(text, pool)
+    if not spec.startswith("emulated:"):
+        ordinal = int(spec.partition(":")[2])
+        listed = cuda_driver()["devices"]
+        for one in listed if isinstance(listed, list) else []:
+            if one["ordinal"] == ordinal:
+                return Gpu(spec, one["total_bytes"], *_LIKE_EMULATED)
+        return None
+    known = parse_emulated(spec)
+    of = {key: float(value) for key, value in known.items() if isinstance(value, int | float)}
+    scale, pace = of["scale"], of["scale"] / of["speed"]
+    return Gpu(
+        text,
+        round(of["capacity_bytes"] * scale),
+        round(of["block_bytes"] * scale),
+        round(of["context_bytes"] * scale),
+        of["d2h_bytes_per_s"] * pace,
+        of["h2d_bytes_per_s"] * pace,
+        of["duplex"],
+        round(of["unmanaged_bytes"] * scale),
     )

@@ -1,6 +1,7 @@
 """Modes ``fifo`` and ``barrier`` over drawn durations, event by event, compiled.
 
-The second form of ``weave_scheduler.state`` and ``weave_scheduler.groupsim``: a property test holds
+Chains of phases under ``fifo`` go to ``weave_scheduler.chainkernel``, the rest is here. The second
+form of ``weave_scheduler.state`` and ``weave_scheduler.groupsim``: a property test holds
 it equal to them, event for event. One group per call; every replication has its own clock.
 """
 
@@ -13,6 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from weave_scheduler.chainkernel import run_chains
 from weave_scheduler.groupmath import Turn
 from weave_scheduler.model import Intra, PairCost
 
@@ -96,13 +98,18 @@ def event_ends(
         intra == "barrier",
     )
     by_replication = (2, 0, 1)
-    _run(
-        shape,
-        np.ascontiguousarray(hold.transpose(by_replication)),
-        np.ascontiguousarray(done.transpose(by_replication)),
-        ends,
-    )
+    held = np.ascontiguousarray(hold.transpose(by_replication))
+    over = held if done is hold else np.ascontiguousarray(done.transpose(by_replication))
+    if intra == "fifo" and all(_is_chain(turn) for turn in turns):
+        run_chains(chosen, base, shape.nodes, fore, back, held, over, ends)
+    else:
+        _run(shape, held, over, ends)
     return ends
+
+
+def _is_chain(turn: Turn) -> bool:
+    """Whether each step follows the one before it."""
+    return all(step.after == ((at - 1,) if at else ()) for at, step in enumerate(turn.steps))
 
 
 def _costs(

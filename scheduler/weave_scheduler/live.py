@@ -30,7 +30,9 @@ from weave_scheduler.jobs import (
     kind_of,
 )
 from weave_scheduler.jobs.synthetic import scaled_bytes
+from weave_scheduler.livedrift import LiveDrift
 from weave_scheduler.liveorder import live_turns
+from weave_scheduler.policies.driftdesk import DriftDesk
 from weave_scheduler.policy import GroupPolicy
 from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS, JobSpec
@@ -67,8 +69,10 @@ def run_jobs(
     listener: Listener,
     stopped: Callable[[], bool],
     order: Sequence[str] | None = None,
+    drift: DriftDesk | None = None,
 ) -> RunRecord:
-    """Run the named jobs together until all have ended; ``order``: of a strict group, by name.
+    """Run the named jobs together until all have ended; ``order``: of a strict group, by name;
+    ``drift``: watches them.
 
     A job's failure is in its record. Raises SpecError or UsageError for the user's mistakes and
     DriverError where the devices themselves fail.
@@ -96,7 +100,7 @@ def run_jobs(
         turns = live_turns([(one.spec, one.placement) for one in work], opened.node_names())
         ranks = None if order is None else [running.index(name) for name in order]
         policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
-        _Runner(opened, work, run, listener, stopped).run(policy)
+        _Runner(opened, work, run, listener, stopped, drift).run(policy, loaded.spec.plan)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()
@@ -173,6 +177,7 @@ class _Runner:
         run: RunRecord,
         listener: Listener,
         stopped: Callable[[], bool],
+        drift: DriftDesk | None,
     ) -> None:
         self._opened = opened
         self._work = work
@@ -180,9 +185,20 @@ class _Runner:
         self._listener = listener
         self._stopped = stopped
         self._origin_ns = 0
+        self._drift = self._watch(drift) if drift is not None else None
 
-    def run(self, policy: GroupPolicy) -> None:
-        runtime = weave_rt.LocalRuntime(self._opened.pools, policy=policy, observer=self._observe)
+    def _watch(self, desk: DriftDesk) -> LiveDrift:
+        speed = self._opened.first.speed
+        speeds = {
+            one.spec.name: speed if one.spec.kind == "synthetic" else 1.0 for one in self._work
+        }
+        say = self._listener.note
+        return LiveDrift(desk, speeds, self._run, self._now_ns, say, self._stopped)
+
+    def run(self, policy: GroupPolicy, plan: str) -> None:
+        runtime = weave_rt.LocalRuntime(
+            self._opened.pools, policy=policy, observer=self._observe, plan=plan
+        )
         try:
             self._origin_ns = self._opened.first.now_ns()
             threads = [
@@ -209,10 +225,16 @@ class _Runner:
             record.users_mistake = _is_users_mistake(error)
             self._listener.trace(traceback.format_exc())
         record.end_ns = self._now_ns()
+        if self._drift is not None:
+            self._drift.ended(record.name)
         self._listener.job_ended(record)
 
     def _inside(self, runtime: weave_rt.LocalRuntime, one: _Work) -> JobResult:
         spec, record = one.spec, one.record
+        nodes = tuple(
+            name for pool in ("train", "rollout")
+            for name in runtime.placement(pool, getattr(one.placement, pool))
+        )  # fmt: skip
 
         def on_iteration(iteration: Iteration) -> None:
             record.iteration_ends_ns.append(self._now_ns())
@@ -223,6 +245,11 @@ class _Runner:
             self._listener.iteration(spec.name, iteration, spec.iterations)
             if self._stopped() and record.iterations < spec.iterations:
                 raise Stopped(f"interrupted after iteration {iteration.step}")
+            left = spec.iterations - record.iterations
+            if self._drift is not None and not self._drift.iteration_over(
+                spec.name, record.iterations, left, runtime.permits, nodes
+            ):
+                raise Stopped(f"interrupted while it waited after iteration {iteration.step}")
 
         if self._stopped():
             raise Stopped("interrupted before the start")
@@ -240,19 +267,20 @@ class _Runner:
         return int(self._opened.first.now_ns()) - self._origin_ns
 
     def _observe(self, one: weave_rt.Slice) -> None:
-        self._run.slices.append(
-            SliceRecord(
-                kind=one.kind,
-                job=one.job,
-                phase=one.phase,
-                step=one.step,
-                devices=tuple(one.devices),
-                start_ns=one.start_ns - self._origin_ns,
-                end_ns=one.end_ns - self._origin_ns,
-                ok=one.ok,
-                report=one.report,
-            )
+        slice_ = SliceRecord(
+            kind=one.kind,
+            job=one.job,
+            phase=one.phase,
+            step=one.step,
+            devices=tuple(one.devices),
+            start_ns=one.start_ns - self._origin_ns,
+            end_ns=one.end_ns - self._origin_ns,
+            ok=one.ok,
+            report=one.report,
         )
+        self._run.slices.append(slice_)
+        if self._drift is not None:
+            self._drift.measured(slice_)
 
     def _described(self, spec: JobSpec, error: BaseException) -> str:
         """One line: where it was, and what it said."""

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from weave_scheduler.gpus import Gpu
 from weave_scheduler.laws import Constant, DurationLaw
 from weave_scheduler.pools import POOLS, Node, PoolModel, check_number, check_unique, node_name
 
 __all__ = [
     "POOLS",
     "Degree",
+    "Gpu",
     "Group",
     "Intra",
     "JobModel",
@@ -99,16 +101,25 @@ class Need:
         keep_bytes: the part of its state whose device copy is the truth; a restart set holds it
             once more in host memory.
         residual_bytes: device memory that its sleeping process keeps.
+        running_bytes: device memory that it takes outside regions at the peak of its phase.
     """
 
     host_bytes: int = 0
     device_bytes: int = 0
     keep_bytes: int = 0
     residual_bytes: int = 0
+    running_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("host_bytes", "device_bytes", "keep_bytes", "residual_bytes"):
+        for field in self.__slots__:
             check_number(getattr(self, field), field)
+
+    @property
+    def kinds(self) -> tuple[int, int, int]:
+        """Bytes in regions: kept on the device, reloaded from the host, and discarded."""
+        stored = max(self.host_bytes, self.keep_bytes)
+        discarded = max(0, self.device_bytes - stored)
+        return self.keep_bytes, stored - self.keep_bytes, discarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +266,7 @@ class JobModel:
             -(-one.device_bytes * parts // train_nodes),
             -(-one.keep_bytes * parts // train_nodes),
             one.residual_bytes,
+            one.running_bytes,
         )
 
     @cached_property

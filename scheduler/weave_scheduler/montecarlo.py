@@ -27,6 +27,7 @@ __all__ = [
     "Slowdowns",
     "draw_job",
     "group_slowdowns",
+    "least_draws",
     "quantile_bound",
     "solo_iterations",
 ]
@@ -164,6 +165,11 @@ def quantile_bound(values: Floats, quantile: float, confidence: float) -> Quanti
     estimate = float(ascending[max(0, math.ceil(quantile * count) - 1)])
     rank = _upper_rank(count, quantile, confidence)
     return QuantileBound(estimate, math.inf if rank > count else float(ascending[rank - 1]))
+
+
+def least_draws(quantile: float, confidence: float) -> int:
+    """How many draws give the quantile a finite upper limit."""
+    return math.ceil(math.log1p(-confidence) / math.log(quantile))
 
 
 @functools.lru_cache(maxsize=256)

@@ -96,15 +96,17 @@ class OutDir:
             os.close(lock)  # its holder removed it between open and flock
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, option: str = "--out") -> None:
     """Whether a file can be made there, before long work. Raises UsageError."""
+    if not path.name:
+        raise UsageError(f"{option} {path}: names no file; give the name of a file")
     if path.is_dir():
-        raise UsageError(f"--out {path}: is a folder; give the name of a file")
+        raise UsageError(f"{option} {path}: is a folder; give the name of a file")
     try:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UsageError(
-            f"--out {path}: nothing can be written in {path.parent}: {error.strerror};"
+            f"{option} {path}: nothing can be written in {path.parent}: {error.strerror};"
             " make the folder or give another"
         ) from None
 
@@ -115,7 +117,7 @@ def write_whole(path: Path, text: str) -> None:
         _write(path, text)
     except OSError as error:
         raise WriteFailed(
-            f"{path} cannot be written: {error.strerror}; make room or give another --out"
+            f"{path} cannot be written: {error.strerror}; make room or write it elsewhere"
         ) from error
 
 

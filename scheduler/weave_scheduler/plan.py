@@ -13,16 +13,26 @@ from typing import Any
 
 from weave_scheduler.groupmath import Turn, closed_form, longest_phases, mean_phases, turns_of
 from weave_scheduler.groupsim import simulated_iterations
-from weave_scheduler.model import POOLS, Group, JobModel, Member, Placement, PoolModel
+from weave_scheduler.model import (
+    POOLS,
+    Group,
+    JobModel,
+    Member,
+    PairCost,
+    Placement,
+    PoolModel,
+)
 from weave_scheduler.planinput import UNKNOWN_BYTES
-from weave_scheduler.policies.admission import judge
+from weave_scheduler.policies.admission import judge, laps
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Decision, Verdict
 from weave_scheduler.policies.desk import Desk
 from weave_scheduler.policies.memory import host_bytes
 from weave_scheduler.policies.names import policy_of
+from weave_scheduler.policies.quick import MOST_LAPS
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.policies.snapshot import snapshot
+from weave_scheduler.residency import device_records, plan_nodes, switch_costs
 
 __all__ = ["Plan", "group_record", "make_plan", "one_group"]
 
@@ -32,12 +42,14 @@ class Plan:
     """A plan as a record, and the groups it is about.
 
     Attributes:
+        desk: where the jobs are.
         explained: the decision about the job that was asked for, every candidate judged.
         snapshot: what the policy saw when it decided about that job, without ``conditions``.
     """
 
     record: dict[str, Any]
     residents: list[Resident]
+    desk: Desk
     explained: Decision | None = None
     snapshot: dict[str, Any] = field(default_factory=dict)
 
@@ -48,13 +60,15 @@ def make_plan(
     settings: Settings,
     policy: str = "weave",
     why: str | None = None,
+    residency: str = "auto",
 ) -> Plan:
     """Place the jobs in the given order. ``why``: the job whose decision explains itself (default:
-    the last one). Raises ValueError for a name that no job has."""
+    the last one). ``residency``: the plan of each device whose GPU is known. Raises ValueError for
+    a name that no job has."""
     asked = why if why is not None else jobs[-1].name
     if asked not in {job.name for job in jobs}:
         raise ValueError(f"job {asked!r} is not in the spec")
-    desk = Desk(policy_of(policy, settings), pools)
+    desk = Desk(policy_of(policy, settings, pools), pools)
     explained: Decision | None = None
     taken: dict[str, Any] = {}
     refused: list[dict[str, str]] = []
@@ -66,6 +80,10 @@ def make_plan(
         if decision.never:
             refused.append({"job": job.name, "reason": decision.reason})
     residents = sorted(desk.cluster.residents.values(), key=lambda one: one.id)
+    nodes = [
+        plan_nodes(one.group, desk.cluster.pools, settings.intra, residency, one.order)
+        for one in residents
+    ]
     waiting = [{"job": one.job.name, "reason": one.reason} for one in desk.waiting]
     record = {
         "format": "weave-plan",
@@ -73,12 +91,16 @@ def make_plan(
         "policy": policy,
         "intra": settings.intra,
         "mode": settings.mode,
-        "groups": [group_record(one, desk.cluster.pools, settings) for one in residents],
+        "devices": [record for plans in nodes for record in device_records(plans)],
+        "groups": [
+            group_record(one, desk.cluster.pools, settings, pairs=switch_costs(plans))
+            for one, plans in zip(residents, nodes, strict=True)
+        ],
         "waiting": waiting,
         "refused": refused,
         "totals": _totals(desk.cluster, jobs),
     }
-    return Plan(record, residents, explained, taken)
+    return Plan(record, residents, desk, explained, taken)
 
 
 def _totals(cluster: Cluster, jobs: Sequence[JobModel]) -> dict[str, Any]:
@@ -117,14 +139,19 @@ def group_record(
     pools: Mapping[str, PoolModel],
     settings: Settings,
     verdict: Verdict | None = None,
+    pairs: Sequence[PairCost] = (),
 ) -> dict[str, Any]:
-    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs."""
+    """One group of the plan: what binds, how slow its jobs are, what idles, what it costs.
+    ``pairs``: what switches cost by the plans of the devices, shown apart."""
     group = resident.group
     if verdict is None:
         verdict = judge(group, settings, resident.order)
     order = verdict.order if verdict.order is not None else resident.order
     mean_turns = turns_of(group, mean_phases)
-    means = [float(one) for one in simulated_iterations(mean_turns, settings.intra, order=order)]
+    means: list[float | None] = [None] * len(mean_turns)  # absent where that cannot be simulated
+    if settings.intra != "fifo" or laps(mean_turns) <= MOST_LAPS:
+        found = simulated_iterations(mean_turns, settings.intra, order=order)
+        means = [float(one) for one in found]
     turns = turns_of(group, longest_phases) if settings.mode == "worst-case" else mean_turns
     iterations = list(verdict.iterations_s)
     record: dict[str, Any] = {
@@ -141,6 +168,10 @@ def group_record(
         "bubbles": _bubbles(group, turns, iterations),
         "memory": _memory(group, pools),
     }
+    if pairs:
+        switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
+        for one, seconds in zip(record["members"], switched, strict=True):
+            one["iteration_switched_s"] = float(seconds)
     if verdict.slack is not None:
         record["slack"] = verdict.slack
     if verdict.reason:
@@ -155,16 +186,16 @@ def group_record(
     return record
 
 
-def _member_record(member: Member, planned: float, mean: float) -> dict[str, Any]:
+def _member_record(member: Member, planned: float, mean: float | None) -> dict[str, Any]:
     job = member.job
     record: dict[str, Any] = {
         "name": job.name,
         "rollout": list(member.placement.rollout),
         "train": list(member.placement.train),
         "iteration_s": planned,
-        "iteration_mean_s": mean,
-        "slowdown_mean": mean / job.solo_mean_s,
     }
+    if mean is not None:
+        record |= {"iteration_mean_s": mean, "slowdown_mean": mean / job.solo_mean_s}
     if all(phase.law.max_s is not None for phase in job.phases):
         record["slowdown_worst"] = planned / job.solo_max_s
     if job.slo is not None:

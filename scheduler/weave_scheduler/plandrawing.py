@@ -15,6 +15,7 @@ __all__ = ["draw_group"]
 _WARM = 4  # iterations of every job before the drawing begins
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 _NODES = 16  # rows at most
+_LAPS = 200  # iterations of one job during one of another, at most
 
 
 def draw_group(
@@ -28,6 +29,9 @@ def draw_group(
 ) -> list[str]:
     """Lines: one per node, a letter per job, ``.`` idle, ``~`` switching; then who is who."""
     turns = turns_of(group, longest_phases if worst else mean_phases)
+    alone = [float(turn.solo) for turn in turns]
+    if max(alone) > _LAPS * min(alone):
+        return ["  not drawn: the lengths of the jobs' iterations differ too much"]
     slices = simulate_slices(turns, intra, _WARM + 3, order=order, pairs=group.pairs)
     first = max(float(one.granted) for one in slices if one.iteration == _WARM and one.step == 0)
     span = 2 * period_s

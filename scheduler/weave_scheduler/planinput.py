@@ -7,26 +7,43 @@ it runs. A node whose host memory the spec does not give is not tested for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from weave_scheduler.document import SpecError
+from weave_scheduler.gpus import Gpu
 from weave_scheduler.laws import POOLS_OF
 from weave_scheduler.liveorder import turn_phases
 from weave_scheduler.model import Degree, JobModel, Need, Node, Phase, PoolModel
+from weave_scheduler.montecarlo import least_draws
 from weave_scheduler.policies.settings import Settings
-from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec
+from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Outside, Spec
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["UNKNOWN_BYTES", "job_model", "job_models", "pool_models", "settings_of"]
+__all__ = [
+    "MOST_DRAWS",
+    "UNKNOWN_BYTES",
+    "check_quantile",
+    "job_model",
+    "job_models",
+    "pool_models",
+    "settings_of",
+]
 
 #: Host memory of a node that the spec does not give: more than any need.
 UNKNOWN_BYTES = 2**62
+
+#: Joint draws of a test in mode ``quantile``, at most.
+MOST_DRAWS = 5000
 
 _DISCARDED = ("kv_cache", "scratch")  # tags whose bytes do not survive a suspend by default
 
 
 def settings_of(spec: Spec) -> Settings:
-    """The policy's settings from the ``scheduler`` keys."""
+    """The policy's settings from the ``scheduler`` keys, with the draws that the quantile needs."""
     scheduler = spec.scheduler
+    needed = least_draws(scheduler.quantile, scheduler.confidence)
     return Settings(
+        replications=max(Settings().replications, needed),
         intra=scheduler.intra,
         mode=scheduler.mode,
         quantile=scheduler.quantile,
@@ -36,8 +53,23 @@ def settings_of(spec: Spec) -> Settings:
     )
 
 
-def pool_models(loaded: SpecFile, *, priced: bool = True) -> dict[str, PoolModel]:
-    """The pools. ``priced``: a pool without a price is refused with a SpecError."""
+def check_quantile(loaded: SpecFile) -> None:
+    """Raises SpecError where the quantile needs more joint draws than a plan makes."""
+    scheduler = loaded.spec.scheduler
+    needed = least_draws(scheduler.quantile, scheduler.confidence)
+    if scheduler.mode == "quantile" and needed > MOST_DRAWS:
+        raise loaded.error(
+            f"{scheduler.quantile} at confidence {scheduler.confidence} needs {needed} joint draws;"
+            f" allowed: up to {MOST_DRAWS}, like 0.999 at 0.95",
+            *("scheduler", "quantile"),
+        )
+
+
+def pool_models(
+    loaded: SpecFile, *, priced: bool = True, gpus: Mapping[str, Gpu] | None = None
+) -> dict[str, PoolModel]:
+    """The pools. ``priced``: a pool without a price is refused with a SpecError. ``gpus``: what is
+    known of each pool's devices."""
     pools: dict[str, PoolModel] = {}
     for pool in POOLS:
         node: NodeSpec = getattr(loaded.spec.nodes, pool)
@@ -47,7 +79,8 @@ def pool_models(loaded: SpecFile, *, priced: bool = True) -> dict[str, PoolModel
                 *("nodes", pool, "price"),
             )
         memory = UNKNOWN_BYTES if node.host_memory is None else node.host_memory
-        pools[pool] = PoolModel(pool, Node(node.gpus, node.price or 0.0, memory), node.count)
+        known = Node(node.gpus, node.price or 0.0, memory, gpu=(gpus or {}).get(pool))
+        pools[pool] = PoolModel(pool, known, node.count)
     return pools
 
 
@@ -113,4 +146,5 @@ def _need(job: JobSpec, pool: str) -> Need:
     policy = {tag: policies.get(tag, "discard" if tag in _DISCARDED else "keep") for tag in sizes}
     kept = sum(size for tag, size in sizes.items() if policy[tag] == "keep")
     stored = sum(size for tag, size in sizes.items() if policy[tag] != "discard")
-    return Need(host_bytes=stored, device_bytes=sum(sizes.values()), keep_bytes=kept)
+    outside = getattr(job.unmanaged, pool) if job.unmanaged else Outside()
+    return Need(stored, sum(sizes.values()), kept, outside.sleeping, outside.running)

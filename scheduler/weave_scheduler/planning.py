@@ -10,19 +10,32 @@ from typing import Any
 from weave_rt.conditions import now_utc
 from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
+from weave_scheduler.devices import listed_gpus
 from weave_scheduler.document import SpecError
-from weave_scheduler.outdir import write_whole
-from weave_scheduler.plan import make_plan, one_group
+from weave_scheduler.outdir import check_target, write_whole
+from weave_scheduler.plan import Plan, make_plan, one_group
 from weave_scheduler.plandrawing import draw_group
-from weave_scheduler.planinput import job_model, job_models, pool_models, settings_of
+from weave_scheduler.planinput import (
+    check_quantile,
+    job_model,
+    job_models,
+    pool_models,
+    settings_of,
+)
 from weave_scheduler.plantables import decision_table, plan_tables, short_plan
+from weave_scheduler.policies.regroup import regroup
 from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.profile import read_profile, with_profile
+from weave_scheduler.spec import SchedulerSpec
 from weave_scheduler.specfile import SpecFile, load_spec
 from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
+from weave_scheduler.units import format_duration, format_money
 
 __all__ = ["Shown", "plan_file", "run_plan"]
+
+
+_DRAWN = 20  # groups, at most
 
 
 @dataclass(slots=True)
@@ -72,21 +85,37 @@ def plan_file(
 def _decision_in(path: Path) -> dict[str, Any] | None:
     """The content where the file is JSON with a format of ours; None where it is a spec."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if _is_trace(text):
+            raise SpecError(f"{path}: is a trace; weave plan takes a spec or a decision")
+        content = json.loads(text)
+    except SpecError:
+        raise
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and "format" in content else None
 
 
+def _is_trace(text: str) -> bool:
+    try:
+        head = json.loads(text.split("\n", 1)[0])
+    except ValueError:
+        return False
+    return isinstance(head, dict) and head.get("format") == "weave-trace"
+
+
 def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:
+    if snapshot is not None:
+        check_target(snapshot, "--snapshot")
     loaded = load_spec(path)
     if profile is not None:
         loaded = with_profile(loaded, read_profile(profile))
+    check_quantile(loaded)
     settings = settings_of(loaded.spec)
-    pools = pool_models(loaded)
+    pools = pool_models(loaded, gpus=listed_gpus(loaded))
     jobs = job_models(loaded)
     try:
-        plan = make_plan(jobs, pools, settings, loaded.spec.scheduler.inter, why)
+        plan = make_plan(jobs, pools, settings, loaded.spec.scheduler.inter, why, loaded.spec.plan)
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
     block = conditions([], now_utc())
@@ -94,16 +123,21 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
     tables = plan_tables(record)
     lines: list[str] = []
     worst = settings.mode == "worst-case"
-    for resident, group in zip(plan.residents, plan.record["groups"], strict=True):
+    for resident, group in list(zip(plan.residents, plan.record["groups"], strict=True))[:_DRAWN]:
         order = [group["jobs"].index(name) for name in group["order"]] if "order" in group else None
         lines += [f"group {resident.id}, planned durations:"]
         lines += draw_group(resident.group, settings.intra, group["period_s"], order, worst=worst)
         lines.append("")
+    if len(plan.residents) > _DRAWN:
+        lines += [f"and {len(plan.residents) - _DRAWN} groups more, not drawn", ""]
+    if loaded.spec.scheduler.regroup_horizon is not None:
+        record["regrouping"], said = _regrouping(loaded.spec.scheduler, plan)
+        lines.append(said)
     if plan.explained is not None and why is not None:
         decision = plan.explained.as_dict()
         record["why"] = decision
         tables.append(decision_table(decision))
-        lines.append(_where(decision))
+        lines.append(_where(decision) + _held_back(decision, plan.record["waiting"]))
         lines += [f"{reason}" for reason in plan.explained.ruled_out]
     if snapshot is not None:
         content = {"format": "weave-decision", "version": 1, "conditions": block, **plan.snapshot}
@@ -112,12 +146,41 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
     return Shown(record, tables, lines)
 
 
+def _regrouping(scheduler: SchedulerSpec, plan: Plan) -> tuple[dict[str, Any], str]:
+    """What placing all jobs anew would move, save and cost; the plan itself stays."""
+    hours = (scheduler.regroup_horizon or 0.0) / 3600
+    found = regroup(
+        plan.desk.cluster, plan.desk.policy, horizon_h=hours, migrate_s=scheduler.regroup_migrate
+    )
+    record = {
+        "moved": list(found.moved),
+        "saving_per_h": found.saving_per_h,
+        "cost": found.cost,
+        "horizon_h": hours,
+        "worth": found.worth,
+    }
+    if not found.moved:
+        return record, "regrouping: would move nobody"
+    return record, (
+        f"regrouping: would move {', '.join(found.moved)}; saves"
+        f" {format_money(found.saving_per_h)} per hour, costs {format_money(found.cost)} once:"
+        f" {'worth it' if found.worth else 'not worth it'} over"
+        f" {format_duration(hours * 3600)}"
+    )
+
+
 def _where(decision: dict[str, Any]) -> str:
     chosen = decision["chosen"]
     if chosen is None:
         return f"job {decision['job']} {decision['reason']}"
     group = "a group of its own" if chosen["group"] is None else f"group {chosen['group']}"
     return f"job {decision['job']}: {chosen['kind']}, {group}, by {chosen['verdict']['by']}"
+
+
+def _held_back(decision: dict[str, Any], waiting: list[dict[str, str]]) -> str:
+    """Where the policy has a place, but others are in line before the job."""
+    reasons = [one["reason"] for one in waiting if one["job"] == decision["job"]]
+    return f"; but it {reasons[0]}" if reasons and decision["chosen"] is not None else ""
 
 
 def run_plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weave_scheduler.devicetables import device_tables
 from weave_scheduler.tables import Table
 from weave_scheduler.units import format_bytes, format_duration, format_money
 
@@ -19,6 +20,7 @@ def plan_tables(record: Row) -> list[Table]:
         _groups(record["groups"]),
         _jobs(record["groups"]),
         _memory(record["groups"]),
+        *device_tables(record.get("devices", ())),
         Table(
             "Not placed",
             ["job", "why"],
@@ -56,8 +58,9 @@ def _jobs(groups: list[Row]) -> Table:
             _nodes(job["train"]),
             format_duration(job["iteration_s"]),
             _ratio(job.get("slowdown_worst")),
-            _ratio(job["slowdown_mean"]),
+            _ratio(job.get("slowdown_mean")),
             _ratio(job.get("slo")),
+            format_duration(job["iteration_switched_s"]) if "iteration_switched_s" in job else "",
         ]
         for group in groups
         for job in group["members"]
@@ -71,6 +74,7 @@ def _jobs(groups: list[Row]) -> Table:
         "against worst",
         "against mean",
         "SLO",
+        "mean, with switches",
     ]
     return Table("Jobs (planned slowdown against the same job alone)", heads, rows)
 
@@ -132,7 +136,7 @@ def short_plan(group: Row) -> list[str]:
     """What ``weave run`` says before it starts: the period, and each job against its limit."""
     jobs = []
     for job in group["members"]:
-        slowdown = job.get("slowdown_worst", job["slowdown_mean"])
+        slowdown = job.get("slowdown_worst", job.get("slowdown_mean", 0.0))
         limit = f" of {job['slo']:g}" if "slo" in job else ""
         jobs.append(f"{job['name']} {slowdown:.2f}{limit}")
     many = len(group["members"]) > 1

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from weave_scheduler.gpus import Gpu
+
 __all__ = ["POOLS", "Node", "PoolModel", "check_number", "check_unique", "node_name"]
 
 POOLS: tuple[str, ...] = ("rollout", "train")
@@ -36,12 +38,14 @@ def check_unique(values: Iterable[object], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one node of a pool is. ``price`` is money per GPU-hour; only ratios mean anything."""
+    """What one node of a pool is. ``price`` is money per GPU-hour; only ratios mean anything.
+    ``gpu``: each of its GPUs, where it is known; residency is planned then."""
 
     gpus: int
     price: float
     host_bytes: int
     device_bytes: int = 0
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         check_number(self.gpus, "gpus", 1)

@@ -56,6 +56,12 @@ def parse_profile(content: object, file: str = "profile") -> dict[str, JobProfil
         if not isinstance(jobs, list):
             raise ValueError("jobs: must be a list")
         read = [_job(job, f"jobs.{at}") for at, job in enumerate(jobs)]
+        names = [job.name for job in read]
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                raise ValueError(f"jobs.{at}.name: {name!r} is that of jobs.{names.index(name)}")
+        if not read:
+            raise ValueError("jobs: is empty; give what weave profile wrote")
     except ValueError as error:
         raise SpecError(f"{file}: {error}") from None
     return {job.name: job for job in read}

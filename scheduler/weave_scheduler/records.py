@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-__all__ = ["DeviceRecord", "JobRecord", "RunRecord", "SliceRecord", "load_run"]
+__all__ = ["DeviceRecord", "DriftRecord", "JobRecord", "RunRecord", "SliceRecord", "load_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,28 @@ class JobRecord:
 
 
 @dataclass(slots=True)
+class DriftRecord:
+    """A phase whose measured times left its plan, seen after ``iteration``.
+
+    Attributes:
+        above_max: durations of the window above the planned max.
+        resubmitted: whether the job was submitted again because of it.
+        waited_s: until it was placed again, with the ``reason``; None: it was placed at once.
+    """
+
+    job: str
+    phase: str
+    iteration: int
+    at_ns: int
+    planned_mean_s: float
+    measured_mean_s: float
+    above_max: int
+    resubmitted: bool
+    waited_s: float | None = None
+    reason: str | None = None
+
+
+@dataclass(slots=True)
 class RunRecord:
     """One run of one or several jobs in one process."""
 
@@ -90,6 +112,7 @@ class RunRecord:
     slices: list[SliceRecord] = field(default_factory=list)
     end_ns: int = 0
     started_at: str = ""
+    drifts: list[DriftRecord] = field(default_factory=list)
 
     @property
     def wall_s(self) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from weave_scheduler.compare import comparable, first_difference
 from weave_scheduler.conditions import conditions
+from weave_scheduler.driftplan import drift_desk
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
 from weave_scheduler.outdir import OutDir, WriteFailed
@@ -55,6 +56,9 @@ def run_spec(
     """
     loaded = load_spec(path)
     placements = check_jobs(loaded)
+    strict = loaded.spec.scheduler.intra == "strict"
+    order = run_order(loaded, placements, profile) if strict and mode != "solo" else None
+    drift = drift_desk(loaded, placements, profile, order or ()) if mode != "solo" else None
     runs = Runs(loaded.spec)
     with ExitStack() as stack:
         folder = stack.enter_context(OutDir(out)) if out is not None else None
@@ -74,9 +78,7 @@ def run_spec(
             if mode != "solo" and not broken and not interrupt.stopped():
                 names = [job.name for job in loaded.spec.jobs]
                 screen.stage(f"{', '.join(names)} together" if len(names) > 1 else names[0])
-                strict = loaded.spec.scheduler.intra == "strict"
-                order = run_order(loaded, placements, profile) if strict else None
-                runs.together = run_jobs(loaded, names, screen, interrupt.stopped, order)
+                runs.together = run_jobs(loaded, names, screen, interrupt.stopped, order, drift)
         outcome = _outcome(runs, interrupt.stopped())
         if folder is not None and runs.all:
             _write(folder, runs, outcome, path.name)

@@ -147,6 +147,17 @@ def _tail(value: object) -> float | None:
     raise ValueError(f"{value!r} is no threshold; allowed: off, or a share like 0.8")
 
 
+def _more_than_nothing(value: object) -> float:
+    seconds = parse_duration(value)
+    if seconds <= 0:
+        raise ValueError(f"{value!r} is too short; allowed: more than 0s")
+    return seconds
+
+
+def _drift(value: object) -> object:
+    return "off" if value is False else value  # YAML reads off as false
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
 Price = Annotated[float, BeforeValidator(parse_price)]
@@ -170,6 +181,25 @@ class State(Strict):
 
     rollout: dict[Tag, Bytes] = {}
     train: dict[Tag, Bytes] = {}
+
+
+class Outside(Strict):
+    """Device memory that a job takes outside regions, per node: at the peak of its phase, and what
+    its process keeps while it sleeps."""
+
+    running: Bytes = 0
+    sleeping: Bytes = 0
+
+    @model_validator(mode="after")
+    def _sleeps_within(self) -> Outside:
+        if self.sleeping > self.running:
+            raise ValueError("sleeping is more than running; running includes what stays asleep")
+        return self
+
+
+class Unmanaged(Strict):
+    rollout: Outside = Outside()
+    train: Outside = Outside()
 
 
 class Phases(Strict):
@@ -204,6 +234,7 @@ class JobSpec(Strict):
     train: Placement = 1
     state: State | None = None
     policy: dict[Tag, Literal["keep", "reload", "discard"]] = {}
+    unmanaged: Unmanaged | None = None
     phases: Phases | None = None
     arrival: Seconds = 0.0
     ranks: Count = 1
@@ -234,6 +265,11 @@ class SchedulerSpec(Strict):
     max_group: Count = 5
     require_unsaturated_after: bool = False
     tail: Annotated[float | None, BeforeValidator(_tail)] = None
+    regroup_horizon: Annotated[float, BeforeValidator(_more_than_nothing)] | None = None
+    regroup_migrate: Seconds = 300.0
+    drift: Annotated[Literal["off", "report", "resubmit"], BeforeValidator(_drift)] = "report"
+    drift_window: Annotated[int, Field(ge=2, le=10_000)] = 20
+    drift_tolerance: Annotated[float, Field(gt=0, le=10)] = 0.15
 
 
 class HostSpec(Strict):

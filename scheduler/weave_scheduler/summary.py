@@ -17,7 +17,7 @@ from weave_scheduler.costs import Prices
 from weave_scheduler.records import JobRecord, RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS, JobSpec, Spec
 
-__all__ = ["Runs", "learning", "measured", "summarise", "switch_rows"]
+__all__ = ["Runs", "drift_rows", "learning", "measured", "summarise", "switch_rows"]
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ def summarise(runs: Runs, conditions: Mapping[str, Any]) -> dict[str, Any]:
             "jobs": [_job_row(runs, job, prices) for job in runs.spec.jobs],
             "pools": _pool_rows(runs),
             "switches": switch_rows(runs.together) if runs.together else None,
+            "drift": (drift_rows(runs.together) or None) if runs.together else None,
             "totals": _totals(runs, prices),
         }
     )
@@ -101,6 +102,27 @@ def switch_rows(run: RunRecord) -> list[dict[str, Any]]:
         }
         for one in sorted(run.slices, key=lambda one: one.start_ns)
         if one.kind == "switch"
+    ]
+
+
+def drift_rows(run: RunRecord) -> list[dict[str, Any]]:
+    """The phases that left their plan, in order of time; times of the device clock."""
+    return [
+        measured(
+            {
+                "job": one.job,
+                "phase": one.phase,
+                "iteration": one.iteration,
+                "at_s": one.at_ns / 1e9,
+                "planned_mean_s": one.planned_mean_s,
+                "measured_mean_s": one.measured_mean_s,
+                "above_max": one.above_max,
+                "resubmitted": one.resubmitted,
+                "waited_s": one.waited_s,
+                "reason": one.reason,
+            }
+        )
+        for one in run.drifts
     ]
 
 

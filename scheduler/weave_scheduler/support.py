@@ -13,7 +13,7 @@ from weave_scheduler.model import Placement
 from weave_scheduler.spec import POOLS, JobSpec, NodeSpec
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["Placement", "check_runnable", "notes", "place_jobs"]
+__all__ = ["Placement", "check_runnable", "node_count", "notes", "place_jobs"]
 
 _LATER = "is not supported by this version of weave run"
 
@@ -32,7 +32,7 @@ def place_jobs(loaded: SpecFile) -> dict[str, Placement]:
         nodes: dict[str, tuple[int, ...]] = {}
         for pool in POOLS:
             asked = getattr(job, pool)
-            count = _node_count(loaded, pool)
+            count = node_count(loaded, pool)
             ids = tuple(range(count)) if asked == count else asked
             if isinstance(ids, int):
                 raise loaded.error(
@@ -62,7 +62,8 @@ def notes(loaded: SpecFile) -> list[str]:
     ]
 
 
-def _node_count(loaded: SpecFile, pool: str) -> int:
+def node_count(loaded: SpecFile, pool: str) -> int:
+    """How many nodes of the pool the devices of the spec make."""
     node: NodeSpec = getattr(loaded.spec.nodes, pool)
     devices = len(getattr(loaded.spec.devices, pool)) if loaded.spec.devices else 1
     return node.count or devices // node.gpus
@@ -91,8 +92,6 @@ def _refusals(loaded: SpecFile) -> Iterator[SpecError]:
         )
     if spec.host.spill is not None:
         yield loaded.error(f"spilling {_LATER}; remove the key", "host", "spill")
-    if spec.plan != "auto":
-        yield loaded.error(f"{spec.plan} {_LATER}; use auto", "plan")
 
 
 def _job_refusals(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[SpecError]:

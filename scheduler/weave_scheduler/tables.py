@@ -11,8 +11,11 @@ from weave_scheduler.units import format_bytes, format_duration, format_money
 __all__ = [
     "Table",
     "bench_table",
+    "drift_table",
     "job_table",
     "moved",
+    "overlay_live_table",
+    "overlay_table",
     "pool_table",
     "profile_table",
     "switch_table",
@@ -110,6 +113,25 @@ def total_table(summary: Row) -> Table:
     )
 
 
+def drift_table(summary: Row) -> Table:
+    """The phases that left their plan."""
+    return _table(
+        "Drift (a phase that left its plan)",
+        summary.get("drift", []),
+        [
+            ("job", "job", str),
+            ("phase", "phase", str),
+            ("after iteration", "iteration", str),
+            ("planned mean", "planned_mean_s", format_duration),
+            ("measured mean", "measured_mean_s", format_duration),
+            ("above the max", "above_max", str),
+            ("submitted again", "resubmitted", _yes),
+            ("waited", "waited_s", format_duration),
+            ("reason", "reason", str),
+        ],
+    )
+
+
 def moved(switch: Row) -> bool:
     """Whether a switch had anything to do; a job that enters a free device again has not."""
     return any(switch.get(key) for key in ("out", "bytes_out", "bytes_in", "blocks_remapped"))
@@ -170,6 +192,56 @@ def bench_table(record: Row) -> Table:
             *([] if emulated else times),
             ("time against plain copies", "ratio", _ratio),
             ("efficiency", "efficiency", _ratio),
+        ],
+    )
+
+
+def overlay_table(record: Row) -> Table:
+    """Of ``weave bench overlay``: times of planning, and how good the plans are."""
+    rows = []
+    for case in record["cases"]:
+        if "planned_out" in case:
+            continue
+        params, row = case["params"], dict(case)
+        row["of"] = f"{params['tenants']} tenants" if case["name"] == "planning" else ""
+        if "equal" in case:
+            row["found"] = f"{case['equal']} of {params['instances']} optimal"
+        if "switches" in case:
+            share = case["largest_share_of_window"]
+            row["found"] = f"{case['switches']} switches, at most {share:.2f} of the window"
+        rows.append(row)
+    return _table(
+        "Cases",
+        rows,
+        [
+            ("case", "name", str),
+            ("arm", "arm", str),
+            ("of", "of", str),
+            ("n", "n", str),
+            ("median", "p50_s", format_duration),
+            ("95 %", "p95_s", format_duration),
+            ("median of CPU", "cpu_p50_s", format_duration),
+            ("found", "found", str),
+        ],
+    )
+
+
+def overlay_live_table(record: Row) -> Table:
+    """Of ``weave bench overlay``: bytes per switch on the scaled device, beside the plan."""
+    return _table(
+        "Live, bytes per switch (medians; behind a phase: means)",
+        [case for case in record["cases"] if "planned_out" in case],
+        [
+            ("GB of the jobs", "name", str),
+            ("asked", "arm", str),
+            ("plan", "plan", str),
+            ("n", "n", str),
+            ("out", "bytes_out", format_bytes),
+            ("planned", "planned_out", format_bytes),
+            ("in", "bytes_in", format_bytes),
+            ("planned", "planned_in", format_bytes),
+            ("in, behind a phase", "bytes_background_in", format_bytes),
+            ("planned", "planned_background_in", format_bytes),
         ],
     )
 

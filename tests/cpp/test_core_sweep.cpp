@@ -220,6 +220,16 @@ TEST(sweep_switch) {
          [](Pair& pair) { pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60); }});
 }
 
+TEST(sweep_verified_switch) {
+  sweep({"verified",
+         [](Pair& pair) {
+           prepare_mixed(pair);
+           pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+           pair.device->set_verify(true);
+         },
+         [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+}
+
 TEST(sweep_tags) {
   sweep({"kv out", prepare_both,
          [](Pair& pair) { pair.device->suspend(pair.a.tenant, 60, Tags{{"kv_cache"}}); }});

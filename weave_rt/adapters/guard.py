@@ -1,15 +1,18 @@
 """Refusing to run a managed module or optimizer while its memory may belong to another job.
 
 Called by `adapters.torch`, in the thread that runs the job's phases. The hooks are there only
-while the tenant is not resident, so a running phase pays nothing; the work at each change is four
-dictionary entries per module: before forward, before state_dict and load_state_dict, and instead of
-copying.
+while something they need is not resident, so a running phase pays nothing; the work at each change
+is four dictionary entries per module: before forward, before state_dict and load_state_dict, and
+instead of copying.
+
+A tenant may be resident in part. A forward may touch anything but gradients and optimizer state: an
+engine that was given its weights, and not yet its KV cache, takes new weights and runs no batch.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NoReturn
 
 import torch
@@ -23,42 +26,56 @@ __all__ = ["Guard"]
 class _Refusal:
     """Raises NotResident for whatever is done to it: called as a hook, copied, or pickled."""
 
-    def __init__(self, error: Callable[[], NotResident]) -> None:
+    def __init__(self, error: Callable[[str], NotResident], tag: str) -> None:
         self._error = error
+        self.tag = tag
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise self._error()
+        raise self._error(self.tag)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise self._error()
+        raise self._error(self.tag)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise self._error()
+        raise self._error(self.tag)
+
+
+# What each kind of use needs, the tag to name first where several are away.
+_FORWARD = ("weights", "buffers", "kv_cache", "cuda_graph", "scratch", "other")
+_STATE = ("weights", "buffers")
+_STEP = ("optimizer", "weights", "grads")
+
+
+def _first(needed: Sequence[str], away: Set[str]) -> str | None:
+    return next((tag for tag in needed if tag in away), None)
 
 
 class Guard:
     """One switch over all modules and optimizers of a tenant."""
 
     def __init__(self, error: Callable[[str], NotResident]) -> None:
-        self._weights = _Refusal(lambda: error("weights"))
-        self._optimizer = _Refusal(lambda: error("optimizer"))
+        self._error = error
         # one identity for all modules, from torch's own counter, so that it is nobody else's
         self._key = RemovableHandle(OrderedDict()).id
         self._guarded: list[torch.nn.Module] = []
         self._handles: list[RemovableHandle] = []
-        self.on = False
+        self._refused: tuple[str | None, str | None, str | None] = (None, None, None)
 
     def set(
         self,
-        on: bool,
+        away: Set[str],
         modules: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        """Install on the given roots (all submodules they have now), or remove. Idempotent."""
-        if on == self.on:
+        """Refuse on the given roots (all submodules they have now) what needs a tag that is away,
+        and nothing else. Idempotent."""
+        refused = (_first(_FORWARD, away), _first(_STATE, away), _first(_STEP, away))
+        if refused == self._refused:
             return
-        self.on = on
-        if on:
+        self._remove()
+        self._refused = refused
+        forward, state, step = (_Refusal(self._error, tag) if tag else None for tag in refused)
+        if forward is not None:
             seen: dict[int, torch.nn.Module] = {}
             stack = list(modules)
             while stack:
@@ -68,27 +85,30 @@ class Guard:
                     stack.extend(m for m in module._modules.values() if m is not None)
             self._guarded = list(seen.values())
             for module in self._guarded:
-                module.__dict__.setdefault("__deepcopy__", self._weights)
-                for hooks in self._hooks_of(module):
-                    hooks[self._key] = self._weights
-                    if isinstance(hooks, OrderedDict):
-                        hooks.move_to_end(self._key, last=False)  # before the user's own
-            self._handles = [o.register_step_pre_hook(self._optimizer) for o in optimizers]
-            self._handles += [o.register_state_dict_pre_hook(self._optimizer) for o in optimizers]
-        else:
-            for module in self._guarded:
-                if module.__dict__.get("__deepcopy__") is self._weights:
-                    del module.__dict__["__deepcopy__"]
-                for hooks in self._hooks_of(module):
-                    hooks.pop(self._key, None)
-            for handle in self._handles:
-                handle.remove()
-            self._guarded, self._handles = [], []
+                self._first_of(module._forward_pre_hooks, forward)
+                if state is not None:
+                    module.__dict__.setdefault("__deepcopy__", state)
+                    self._first_of(module._state_dict_pre_hooks, state)
+                    self._first_of(module._load_state_dict_pre_hooks, state)
+        if step is not None:
+            self._handles = [o.register_step_pre_hook(step) for o in optimizers]
+            self._handles += [o.register_state_dict_pre_hook(step) for o in optimizers]
 
-    @staticmethod
-    def _hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], ...]:
-        return (
-            module._forward_pre_hooks,
-            module._state_dict_pre_hooks,
-            module._load_state_dict_pre_hooks,
-        )
+    def _first_of(self, hooks: dict[int, Any], refusal: _Refusal) -> None:
+        hooks[self._key] = refusal
+        if isinstance(hooks, OrderedDict):
+            hooks.move_to_end(self._key, last=False)  # before the user's own
+
+    def _remove(self) -> None:
+        for module in self._guarded:
+            if isinstance(module.__dict__.get("__deepcopy__"), _Refusal):
+                del module.__dict__["__deepcopy__"]
+            for hooks in (
+                module._forward_pre_hooks,
+                module._state_dict_pre_hooks,
+                module._load_state_dict_pre_hooks,
+            ):
+                hooks.pop(self._key, None)
+        for handle in self._handles:
+            handle.remove()
+        self._guarded, self._handles = [], []

@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -34,7 +34,14 @@ from weave_rt.adapters.storage import (
     storage_bytes,
     torch_device,
 )
-from weave_rt.adapters.walk import PLAIN_TYPES, Entry, label_of, plain_tensors, walk
+from weave_rt.adapters.walk import (
+    PLAIN_TYPES,
+    Entry,
+    label_of,
+    lie_within,
+    plain_tensors,
+    walk,
+)
 from weave_rt.errors import StateChanged, TenantFailed, UsageError
 
 if TYPE_CHECKING:
@@ -111,7 +118,10 @@ class Book:
 
         A storage that cannot be moved stays in ordinary memory, with one warning for its name.
         Raises GrowthRefused and HostMemoryError; what is not moved then is still in place."""
-        groups = self._groups(walk(self._modules, self._optimizers, self._tensors))
+        managed = self._modules, self._optimizers, self._tensors
+        if lie_within(self._ranges_by_tag(), *managed):
+            return 0
+        groups = self._groups(walk(*managed))
         if not groups:
             return 0
         fine = []
@@ -138,8 +148,9 @@ class Book:
                     f"{storage.data_ptr():#x} outside a phase"
                 )
 
-    def guard(self, on: bool) -> None:
-        self._guard.set(on, self._modules, self._optimizers)
+    def guard(self, away: Set[str]) -> None:
+        """Make modules and optimizers refuse what they need of the tags that are `away`."""
+        self._guard.set(away, self._modules, self._optimizers)
 
     def index(self) -> dict[str, dict[str, object]]:
         """Where each named storage is in its region, for `Tenant.rescue`."""
@@ -191,7 +202,7 @@ class Book:
         all. Empties `contents` as it goes: there may be no room for everything twice.
 
         Raises TenantFailed, when done, if bytes of a keep tag are missing."""
-        self.guard(False)
+        self.guard(frozenset())
         keeps = {region.tag for region in self._tenant.regions if region.policy == "keep"}
         by_tag: dict[str, list[Slot]] = {}
         for slot in list(self._slots.values()):
@@ -253,14 +264,17 @@ class Book:
     def _ranges(self) -> list[tuple[int, int]]:
         return [(r.address, r.address + r.bytes_reserved) for r in self._tenant.regions]
 
+    def _ranges_by_tag(self) -> dict[str, tuple[int, int]]:
+        return {r.tag: (r.address, r.address + r.bytes_reserved) for r in self._tenant.regions}
+
     def _groups(self, entries: Iterable[Entry]) -> list[Group]:
         """The storages of `entries` that are not in this tenant's regions, each once."""
         ranges = self._ranges()
-        by_tag = {r.tag: (r.address, r.address + r.bytes_reserved) for r in self._tenant.regions}
+        by_tag = self._ranges_by_tag()
         nowhere = (0, 0)
         groups: dict[int, Group] = {}
         for tensor, tag, prefix, key in entries:
-            if type(tensor) in PLAIN_TYPES:
+            if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided:
                 low, high = by_tag.get(tag, nowhere)
                 if low <= tensor.data_ptr() < high:  # where it belongs, nearly always
                     continue

@@ -8,14 +8,14 @@ not measured is absent.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weave_rt._core import Device
 from weave_rt.conditions import host_conditions
 
-__all__ = ["Case", "alternate", "conditions", "quantile", "record"]
+__all__ = ["Case", "conditions", "quantile", "record"]
 
 
 def quantile(samples: Sequence[float], share: float) -> float:
@@ -39,6 +39,7 @@ class Case:
     limit_s: float | None = None  # what the calibrated link allows
     headline: bool = False
     samples_s: list[float] = field(default_factory=list)
+    more: dict[str, float] = field(default_factory=dict)  # further medians, beside the fixed keys
 
     def as_dict(self) -> dict[str, Any]:
         median = statistics.median(self.samples_s)
@@ -57,18 +58,7 @@ class Case:
         if self.limit_s is not None:
             case["limit_s"] = self.limit_s
             case["efficiency"] = self.limit_s / median
-        return case
-
-
-def alternate(arms: Sequence[tuple[Case, Callable[[], float]]], warm_up: int, repeats: int) -> None:
-    """Measure the arms in turn, the order reversed every round; ``warm_up`` rounds do not count.
-
-    Each callable does one measurement and returns its seconds."""
-    for index in range(warm_up + repeats):
-        for case, measure in arms if index % 2 == 0 else reversed(arms):
-            seconds = measure()
-            if index >= warm_up:
-                case.samples_s.append(seconds)
+        return {**case, **self.more}
 
 
 def conditions(device: Device) -> dict[str, Any]:

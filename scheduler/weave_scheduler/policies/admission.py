@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,10 +33,11 @@ from weave_scheduler.model import Group, JobModel
 from weave_scheduler.montecarlo import group_slowdowns, quantile_bound
 from weave_scheduler.policies.components import fifo_lower_bounds, fifo_upper_bounds
 from weave_scheduler.policies.decision import Verdict
+from weave_scheduler.policies.quick import MOST_LAPS
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.strictorder import best_order, strict_period
 
-__all__ = ["ROOM", "judge", "limit_s", "oversaturated", "solo_s"]
+__all__ = ["ROOM", "judge", "laps", "limit_s", "oversaturated", "solo_s"]
 
 #: Relative room for rounding when a sum of durations is held against a limit.
 ROOM = 1e-9
@@ -89,8 +91,35 @@ def _judge_open(
             return admitted
     if settings.intra == "strict":
         return _judge_order(group, turns, settings, order)
+    if settings.intra == "fifo" and laps(turns) > MOST_LAPS:
+        return _judge_uneven(group, turns, settings)
     means = [float(one) for one in simulated_iterations(turns, settings.intra, pairs=group.pairs)]
     return _verdict(group, settings, means, "simulation")
+
+
+def laps(turns: Sequence[Turn]) -> float:
+    """How many iterations the shortest job can do during one of the longest, both alone."""
+    alone = [float(turn.solo) for turn in turns]
+    return max(alone) / min(alone)
+
+
+def _judge_uneven(group: Group, turns: Sequence[Turn], settings: Settings) -> Verdict:
+    """Too uneven to be simulated: a coarse bound decides. When a phase enters its queues, every
+    phase of every other job stands in front of it at most once, and one of them always runs."""
+    whole = [
+        sum(float(s.seconds + s.lag + s.foreground + s.background) for s in turn.steps)
+        for turn in turns
+    ]
+    others = sum(whole)
+    longest = [
+        own + len(turn.steps) * (others - own) for own, turn in zip(whole, turns, strict=True)
+    ]
+    verdict = _verdict(group, settings, longest, "upper bound")
+    limited = any(member.job.slo is not None for member in group.members)
+    if verdict.admitted and not (limited and settings.mode == "quantile" and not _constant(group)):
+        return verdict  # at the means it is no bound on what is drawn
+    count = f"{laps(turns):.0f} times, more than the {MOST_LAPS:.0f} that are simulated"
+    return replace(verdict, admitted=False, reason=f"the lengths of iterations differ {count}")
 
 
 def _judge_order(
@@ -129,9 +158,13 @@ def upper_bounds(turns: Sequence[Turn], settings: Settings, pairs: bool) -> list
 
 def _judge_quantile(group: Group, settings: Settings, order: Sequence[int] | None) -> Verdict:
     turns = turns_of(group, mean_phases)
+    if len(turns) == 1:  # it takes what its own phases take, in every draw
+        return _verdict(group, settings, [float(turns[0].solo)], "upper bound")
     refused = _verdict(group, settings, lower_bounds(turns, settings), "lower bound")
     if not refused.admitted:
         return refused
+    if settings.intra == "fifo" and len(turns) > 1 and laps(turns) > MOST_LAPS:
+        return _judge_uneven(group, turns, settings)
     if settings.intra == "strict" and order is None:
         order = best_order(turns, group.pairs)[0]
     fixed = simulated_iterations(turns, settings.intra, order=order, pairs=group.pairs)

@@ -83,6 +83,18 @@ class Desk:
         served = self.leave(job)
         return [*served, self.submit(again)]
 
+    def adopt(self, cluster: Cluster) -> list[Decision]:
+        """Go on with the same jobs placed anew, as after a regrouping; who waited is tried again.
+
+        Raises ValueError where other jobs are placed there.
+        """
+        placed = [{name for one in each.residents.values() for name in one.group.names}
+                  for each in (self.cluster, cluster)]  # fmt: skip
+        if placed[0] != placed[1]:
+            raise ValueError(f"jobs differ: {', '.join(sorted(placed[0] ^ placed[1]))}")
+        self.cluster = cluster
+        return self._serve()
+
     def _model(self, job: str) -> JobModel:
         group = self.cluster.home(job).group
         return group.members[group.names.index(job)].job

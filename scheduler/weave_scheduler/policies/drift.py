@@ -3,9 +3,10 @@
 Over a window of ``window`` iterations per phase, a phase has drifted when its mean differs from the
 planned mean (scaled to the job's nodes) by more than ``tolerance`` of it and by more than
 ``errors`` standard errors of the window, or when a duration exceeded the planned max, on which a
-worst-case plan rests. What follows is the operator's choice: the report alone, or, with ``stop``,
-the job is stopped at the end of its iteration and submitted again with the measured durations as
-its laws (paper 5.3: no online regrouping).
+worst-case plan rests, by more than the share ``above`` of it (a clock is never exact). What follows
+is the operator's choice: the report alone, or, with ``stop``, the job is stopped at the end of its
+iteration and submitted again with the measured durations as its laws (paper 5.3: no online
+regrouping).
 """
 
 from __future__ import annotations
@@ -54,17 +55,24 @@ class DriftWatch:
         window: int = 20,
         tolerance: float = 0.15,
         errors: float = 3.0,
+        above: float = 1e-9,
         stop: bool = False,
     ) -> None:
-        if window < 2 or not tolerance > 0:
-            raise ValueError("window and tolerance: allowed: 2 or more, more than 0")
+        if window < 2 or not tolerance > 0 or not above >= 0:
+            raise ValueError("window, tolerance, above: allowed: 2 or more, more than 0, 0 or more")
         self._job = job
         self._scale = job.train_factor(train_nodes) if train_nodes is not None else 1.0
         self._tolerance, self._errors, self._stop = tolerance, errors, stop
+        self._above = above
         self._seen: dict[str, deque[float]] = {
             phase.name: deque(maxlen=window) for phase in job.phases
         }
         self._window = window
+
+    @property
+    def phases(self) -> frozenset[str]:
+        """The planned phases."""
+        return frozenset(self._seen)
 
     def measured(self, phase: str, seconds: float) -> Drift | None:
         """One duration, without switch and wait. Raises KeyError for an unknown phase."""
@@ -79,7 +87,7 @@ class DriftWatch:
         spread = math.fsum((one - mean) ** 2 for one in seen) / (len(seen) - 1)
         error = math.sqrt(spread / len(seen))
         off = abs(mean - planned)
-        most = math.inf if law.max_s is None else law.max_s * scale * (1 + 1e-9)
+        most = math.inf if law.max_s is None else law.max_s * scale * (1 + self._above)
         above = sum(one > most for one in seen)
         if above == 0 and not (off > self._tolerance * planned and off > self._errors * error):
             return None
@@ -88,7 +96,8 @@ class DriftWatch:
     def again(self, iterations_left: int) -> JobModel:
         """The job as it is submitted again: measured durations as laws where a window is full.
 
-        The planned max stays where no duration exceeded it, else it grows in the same proportion.
+        The planned max stays where no duration exceeded it. Else it keeps its ratio to the mean and
+        is at least the longest duration.
         """
         phases = []
         for phase in self._job.phases:
@@ -99,7 +108,8 @@ class DriftWatch:
             values = [one / self._scale_of(phase.name) for one in seen]
             most = phase.law.max_s
             if most is not None and max(values) > most:
-                most = max(values) * max(values) / most
+                mean = math.fsum(values) / len(values)
+                most = max(max(values), most * mean / phase.law.mean_s)
             phases.append(replace(phase, law=Empirical.of(values, most)))
         return replace(self._job, phases=tuple(phases), iterations=iterations_left)
 

@@ -3,14 +3,16 @@
 The need of a node in host memory is the sum of what its jobs keep there (the paper's mem_req), and
 once more the ``keep`` bytes of jobs that hold a restart set. In device memory the largest phase
 runs beside what the sleeping processes of the others keep. A planner of residency that knows better
-than the sum replaces ``summed_host_bytes``.
+than the sum replaces ``summed_host_bytes`` (``weave_scheduler.policies.residency``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weave_scheduler.model import POOLS, Group, JobModel, Member, Node, PoolModel
+from weave_rt.errors import DoesNotFit
+from weave_rt.overlay import Unmanaged, blocks_of
+from weave_scheduler.model import POOLS, Group, JobModel, Member, Need, Node, PoolModel
 from weave_scheduler.units import format_bytes
 
 __all__ = ["Residency", "host_bytes", "memory_mistake", "summed_host_bytes", "too_large_alone"]
@@ -33,7 +35,10 @@ def device_bytes(pool: str, members: Sequence[Member]) -> int:
     """The most that is on the node's devices at once: one phase, and the others asleep."""
     needs = [one.job.need(pool, len(one.placement.train)) for one in members]
     asleep = sum(need.residual_bytes for need in needs)
-    return max((need.device_bytes + asleep - need.residual_bytes for need in needs), default=0)
+    return max(
+        (one.device_bytes + one.running_bytes + asleep - one.residual_bytes for one in needs),
+        default=0,
+    )
 
 
 def memory_mistake(
@@ -55,7 +60,11 @@ def memory_mistake(
         for number in own.placement.of(pool):
             there = [one for one in group.members if number in one.placement.of(pool)]
             where = f"{pool}:{number}"
-            mistake = _host_mistake(where, node, residency(pool, there), equal) or _device_mistake(
+            try:
+                need = residency(pool, there)
+            except DoesNotFit as error:
+                return f"{where}: {error}"
+            mistake = _host_mistake(where, node, need, equal) or _device_mistake(
                 where, node, device_bytes(pool, there), equal
             )
             if mistake is not None:
@@ -78,6 +87,25 @@ def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | Non
     )
 
 
+def _gpu_mistake(where: str, node: Node, need: Need) -> str | None:
+    """Where the GPU is known: whether the job fits one beside what it takes outside regions."""
+    if node.gpu is None:
+        return None
+    outside = blocks_of(need.running_bytes, node.gpus), blocks_of(need.residual_bytes, node.gpus)
+    try:
+        frames = node.gpu.usable([Unmanaged("the job", *outside)]).frames
+    except DoesNotFit as error:
+        return f"{where}: {error}"
+    blocks = sum(node.gpu.blocks(need.kinds, node.gpus))
+    if blocks <= frames:
+        return None
+    size = node.gpu.block_bytes
+    return (
+        f"{where} would need {format_bytes(blocks * size)} of {format_bytes(frames * size)} for"
+        " jobs on each GPU"
+    )
+
+
 def too_large_alone(
     job: JobModel, pools: dict[str, PoolModel], train_nodes: int, *, equal: bool
 ) -> str | None:
@@ -86,8 +114,11 @@ def too_large_alone(
         node = pools[pool].node
         need = job.need(pool, train_nodes)
         stored = host_bytes(job, pool, train_nodes)
-        mistake = _host_mistake(f"a {pool} node", node, stored, equal) or _device_mistake(
-            f"a {pool} node", node, need.device_bytes, equal
+        where = f"a {pool} node"
+        mistake = (
+            _host_mistake(where, node, stored, equal)
+            or _device_mistake(where, node, need.device_bytes + need.running_bytes, equal)
+            or _gpu_mistake(where, node, need)
         )
         if mistake is not None:
             return mistake

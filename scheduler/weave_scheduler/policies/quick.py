@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = ["ROOM", "fifo_iterations", "fits", "runs"]
+__all__ = ["MOST_LAPS", "ROOM", "fifo_iterations", "fits", "runs"]
 
 ROOM = 1e-9
+
+#: Iterations that a job may do during one of another, both alone, where fifo is simulated: groups
+#: beyond that are refused, for simulating them would take longer than a decision may.
+MOST_LAPS = 1000.0
 
 #: Iterations of the first job after which a trajectory that did not repeat is averaged.
 _LONG = 64

@@ -4,7 +4,8 @@ The new grouping comes from the same policy, on an empty cluster, in the order o
 (tight jobs first; ties: the longer solo iteration). A group whose members and shapes come out the
 same keeps its nodes and nobody in it moves. Moving a job costs ``migrate_s`` seconds during which
 the nodes of its new placement are paid and idle. It is done when
-saving per hour x horizon > that cost.
+saving per hour x horizon > that cost. Whoever drives a desk asks for it as often as it likes
+(``regroup_desk``); nothing here knows the time.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 
 from weave_scheduler.model import JobModel
 from weave_scheduler.policies.cluster import Cluster, Resident
-from weave_scheduler.policies.desk import Policy
+from weave_scheduler.policies.decision import Decision
+from weave_scheduler.policies.desk import Desk, Policy
 
-__all__ = ["Regrouping", "regroup"]
+__all__ = ["Regrouping", "regroup", "regroup_desk"]
 
 
 @dataclass(slots=True)
@@ -65,6 +67,14 @@ def regroup(cluster: Cluster, policy: Policy, *, horizon_h: float, migrate_s: fl
     plan.saving_per_h = cluster.cost_per_h - fresh.cost_per_h
     plan.worth = not plan.failed and plan.saving_per_h * horizon_h > plan.cost
     return plan
+
+
+def regroup_desk(
+    desk: Desk, *, horizon_h: float, migrate_s: float
+) -> tuple[Regrouping, list[Decision]]:
+    """Regroup the jobs of a desk if that is worth it; who waited and could be placed then."""
+    plan = regroup(desk.cluster, desk.policy, horizon_h=horizon_h, migrate_s=migrate_s)
+    return plan, desk.adopt(plan.cluster) if plan.worth else []
 
 
 def _jobs(cluster: Cluster) -> list[JobModel]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from weave_scheduler.policies.quick import ROOM, fifo_iterations, fits, runs
+from weave_scheduler.policies.quick import MOST_LAPS, ROOM, fifo_iterations, fits, runs
 
 __all__ = ["REASONS", "first_admitted", "scan_groups"]
 
@@ -173,6 +173,9 @@ def _judged(
     if np.all(upper <= limit * room):
         means[:size] = upper
         return 1
+    alone = times[:, 0] + times[:, 2]
+    if np.max(alone) > MOST_LAPS * np.min(alone):
+        return -1
     fifo_iterations(times, masks, means[:size])
     for one in range(size):
         if means[one] > limit[one] * room:

@@ -82,7 +82,7 @@ def replay(content: Mapping[str, Any]) -> Replay:
         for one in content["groups"]:
             _restore(cluster, one)
         job = _made(content["job"], JobModel)
-        policy = policy_of(content["policy"], settings)
+        policy = policy_of(content["policy"], settings, pools)
         before = content["decision"]["chosen"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a whole snapshot: {error}") from None

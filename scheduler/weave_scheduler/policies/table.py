@@ -313,7 +313,11 @@ def _needs(job: JobModel, pool: str, degree: int) -> tuple[float, float, float]:
     """Host bytes, device bytes beyond what it keeps asleep, device bytes it keeps asleep."""
     need = job.need(pool, degree)
     asleep = float(need.residual_bytes)
-    return float(host_bytes(job, pool, degree)), float(need.device_bytes) - asleep, asleep
+    return (
+        float(host_bytes(job, pool, degree)),
+        float(need.device_bytes + need.running_bytes) - asleep,
+        asleep,
+    )
 
 
 def _add(there: Any, need: tuple[float, float, float]) -> None:

@@ -12,10 +12,10 @@ from weave_scheduler.traces.lawdata import law_from_data, law_to_data
 __all__ = ["job_from_data", "job_to_data"]
 
 _SYNC = {"latency": (), "publish": ("train",), "direct": ("train", "rollout")}
-_BYTES = ("host_bytes", "device_bytes", "keep_bytes", "residual_bytes")
+_BYTES = ("host_bytes", "device_bytes", "keep_bytes", "residual_bytes", "running_bytes")
 _SWITCH = ("foreground_s", "background_s")
 _FIELDS = (
-    "id", "arrival", "arrival_s", "iterations", "slo", "rollout", "train", "weight_sync",
+    "id", "arrival", "arrival_s", "iterations", "slo", "rollout", "reward", "train", "weight_sync",
     "sync_mode", "rollout_nodes", "train_nodes", "train_degrees", "rollout_pins", "train_pins",
     "seed", "restart",
     *(f"{pool}_{name}" for pool in POOLS for name in _BYTES),
@@ -53,10 +53,11 @@ def job_from_data(row: Mapping[str, object]) -> JobModel:
 
 
 def _phases(row: Mapping[str, object]) -> tuple[Phase, ...]:
-    phases = [
-        Phase("rollout", ("rollout",), law_from_data(row.get("rollout"), "rollout")),
-        Phase("train", ("train",), law_from_data(row.get("train"), "train"), ("rollout",)),
-    ]
+    phases = [Phase("rollout", ("rollout",), law_from_data(row.get("rollout"), "rollout"))]
+    if row.get("reward") is not None:
+        phases.append(Phase("reward", (), law_from_data(row["reward"], "reward"), ("rollout",)))
+    law = law_from_data(row.get("train"), "train")
+    phases.append(Phase("train", ("train",), law, (phases[-1].name,)))
     mode = row.get("sync_mode", "direct")
     if not isinstance(mode, str) or mode not in _SYNC:
         raise ValueError(f"sync_mode: {shown(mode)} is not known; allowed: {', '.join(_SYNC)}")
@@ -86,9 +87,11 @@ def job_to_data(job: JobModel) -> dict[str, object]:
     """The fields of a job; those at their defaults are left out. Raises ValueError where the job
     has phases that the format does not know."""
     laws = {phase.name: phase for phase in job.phases}
-    extra = set(laws) - {"rollout", "train", "weight_sync"}
+    extra = set(laws) - {"rollout", "reward", "train", "weight_sync"}
     if extra or not {"rollout", "train"} <= set(laws):
-        raise ValueError(f"job {job.name}: the trace format has rollout, train and weight_sync")
+        raise ValueError(
+            f"job {job.name}: the trace format has rollout, reward, train and weight_sync"
+        )
     data: dict[str, object] = {
         "id": job.name,
         "arrival_s": job.arrival_s,
@@ -98,6 +101,8 @@ def job_to_data(job: JobModel) -> dict[str, object]:
     }
     if job.slo is not None:
         data["slo"] = job.slo
+    if "reward" in laws:
+        data["reward"] = law_to_data(laws["reward"].law)
     if "weight_sync" in laws:
         pools = laws["weight_sync"].pools
         data["weight_sync"] = law_to_data(laws["weight_sync"].law)

@@ -7,8 +7,9 @@ line of column names and one job per line; a cell holds a number, a text, or JSO
     id, iterations, rollout, train      required; rollout and train are laws (seconds or a mapping)
     arrival_s or arrival                seconds, or a date and time, all in one zone
     slo, rollout_nodes, train_nodes, train_degrees, rollout_pins, train_pins, seed, restart
+    reward                              a law; between rollout and train, holds no pool
     weight_sync, sync_mode              a law, and latency | publish | direct (default direct)
-    POOL_host_bytes, POOL_device_bytes, POOL_keep_bytes, POOL_residual_bytes
+    POOL_host_bytes, POOL_device_bytes, POOL_keep_bytes, POOL_residual_bytes, POOL_running_bytes
     POOL_switch_foreground_s, POOL_switch_background_s          POOL: rollout or train
 
 Another version, an unknown field and a wrong value are refused: ``FILE:LINE: field: what``.
@@ -31,7 +32,16 @@ from weave_scheduler.pools import POOLS, Node, PoolModel
 from weave_scheduler.traces import jobdata
 from weave_scheduler.traces.fields import count, known, number, seconds_between, timestamp
 
-__all__ = ["FORMAT", "VERSION", "Trace", "TraceError", "parse_trace", "read_trace", "write_trace"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Trace",
+    "TraceError",
+    "parse_trace",
+    "read_trace",
+    "trace_text",
+    "write_trace",
+]
 
 FORMAT, VERSION = "weave-trace", 1
 _TEXTS = ("id", "arrival", "sync_mode")  # columns whose cells are never read as JSON
@@ -210,13 +220,23 @@ def write_trace(
     path: Path, jobs: Sequence[JobModel], pools: Mapping[str, PoolModel] | None = None
 ) -> None:
     """Write a trace; CSV where the name ends in ``.csv``, else JSONL."""
+    path.write_text(trace_text(jobs, pools, as_csv=path.suffix == ".csv"), encoding="utf-8")
+
+
+def trace_text(
+    jobs: Sequence[JobModel],
+    pools: Mapping[str, PoolModel] | None = None,
+    *,
+    as_csv: bool = False,
+) -> str:
+    """A whole trace, as JSONL or CSV. Raises ValueError for a job that the format cannot hold."""
     head: dict[str, object] = {"format": FORMAT, "version": VERSION}
     if pools is not None:
         head["nodes"] = {pool: _pool_data(pools[pool]) for pool in POOLS}
     rows = [jobdata.job_to_data(job) for job in jobs]
     out = io.StringIO()
     out.write(json.dumps(head) + "\n")
-    if path.suffix == ".csv":
+    if as_csv:
         names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(names)
@@ -227,7 +247,7 @@ def write_trace(
         )  # fmt: skip
     else:
         out.writelines(json.dumps(row) + "\n" for row in rows)
-    path.write_text(out.getvalue(), encoding="utf-8")
+    return out.getvalue()
 
 
 def _pool_data(pool: PoolModel) -> dict[str, object]:

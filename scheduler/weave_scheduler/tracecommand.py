@@ -1,0 +1,82 @@
+"""``weave trace``: the commands around traces of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from weave_scheduler.document import SpecError
+from weave_scheduler.units import parse_duration
+
+__all__ = ["trace_app"]
+
+trace_app = typer.Typer(help="Traces of jobs.", rich_markup_mode=None, cls=TyperGroup)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if seconds <= 0:
+        raise typer.BadParameter(f"{text}; allowed: more than 0s")
+    return seconds
+
+
+@trace_app.callback()
+def _group() -> None:
+    pass
+
+
+@trace_app.command(
+    name="import",
+    epilog="Examples: weave trace import philly philly.csv --seed 1 --limit 300 --out jobs.jsonl;"
+    " weave trace import verl run.log --rollout-limit 120s --train-limit 40s --out jobs.jsonl",
+)
+def import_(
+    kind: Annotated[str, typer.Argument(help="philly, verl, nemo-rl or roll.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="The Philly CSV, or one step log per job."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Trace to write: CSV where it ends in .csv, else JSONL.")
+    ],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="At most that many jobs.")
+    ] = None,
+    skip: Annotated[
+        int, typer.Option("--skip", min=0, help="Step logs: warm-up steps that do not count.")
+    ] = 1,
+    rollout_limit: Annotated[
+        float | None,
+        typer.Option("--rollout-limit", parser=_seconds, help="Step logs: at the token limit."),
+    ] = None,
+    train_limit: Annotated[
+        float | None,
+        typer.Option("--train-limit", parser=_seconds, help="Step logs: at the token limit."),
+    ] = None,
+    slo: Annotated[
+        float | None, typer.Option("--slo", min=1, help="Step logs: tolerated slowdown.")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> int:
+    """Jobs from the Philly CSV, or from step logs of trainers, as a trace."""
+    from weave_scheduler.outdir import check_target, write_whole
+    from weave_scheduler.traces import LogOptions, import_jobs, trace_text
+
+    check_target(out)
+    options = LogOptions(skip, rollout_limit, train_limit, slo)
+    found = import_jobs(kind, files, seed=seed, limit=limit, options=options)
+    try:
+        text = trace_text(found.jobs, as_csv=out.suffix == ".csv")
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    write_whole(out, text)
+    left = ", ".join(f"{count} {why}" for why, count in sorted(found.left_out.items()))
+    print(f"written: {out} ({len(found.jobs)} jobs{f'; left out: {left}' if left else ''})")
+    return 0

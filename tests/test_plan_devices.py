@@ -1,0 +1,299 @@
+"""``weave plan`` per device: what stays, what moves, foreground and background apart; and the
+residency that admission asks for."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from test_cli import weave
+
+from weave_rt.errors import DoesNotFit
+from weave_scheduler.devices import listed_gpus, usable_bytes
+from weave_scheduler.document import SpecError
+from weave_scheduler.laws import Constant, Lognormal
+from weave_scheduler.model import Gpu, Group, Member, Need, Node, Placement, PoolModel, common_job
+from weave_scheduler.policies.memory import memory_mistake, summed_host_bytes, too_large_alone
+from weave_scheduler.policies.residency import PlannedResidency, residency_of
+from weave_scheduler.residency import cycle_of, device_records, plan_nodes, switch_costs, tenth_s
+from weave_scheduler.specfile import parse_spec
+
+GB = 10**9
+MB = 10**6
+GPU = Gpu("test", 100 * GB, 100 * MB, 0, 50e9, 50e9, 0.8)
+
+SPEC = """
+version: 1
+devices: {{rollout: ["emulated:h20?scale=64&capacity=2GB&context=0"], train: ["emulated:h800"]}}
+nodes: {{rollout: {{price: 1}}, train: {{price: 1}}}}
+plan: {plan}
+jobs:
+  - {{name: a, kind: synthetic, iterations: 9, policy: {{other: reload}},
+     unmanaged: {{rollout: {{running: 3GB, sleeping: 1GB}}}},
+     state: {{rollout: {{weights: 60GB, other: 4GB, kv_cache: 10GB}}}},
+     phases: {{rollout: 30s, train: 30s}}}}
+  - {{name: b, kind: synthetic, iterations: 9, state: {{rollout: {{weights: 60GB}}}},
+     phases: {{rollout: 30s, train: 30s}}}}
+"""
+
+
+def group_of(*needs, train_s=30.0, **more):
+    jobs = [
+        common_job(chr(ord("a") + at), 30.0, train_s, rollout_need=need, **more)
+        for at, need in enumerate(needs)
+    ]
+    return Group(tuple(Member(job, Placement((0,), (0,))) for job in jobs), (0,), (0,))
+
+
+def pools_of(gpu=GPU, gpus=1, host_bytes=10**15):
+    return {
+        "rollout": PoolModel("rollout", Node(gpus, 1.0, host_bytes, gpu=gpu)),
+        "train": PoolModel("train", Node(1, 1.0, host_bytes)),
+    }
+
+
+def keep(size):
+    return Need(size, size, size)
+
+
+class TestCommand:
+    def planned(self, tmp_path, plan="auto"):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(plan=plan))
+        done = weave("plan", path, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["devices"]
+
+    def test_the_record_of_a_device(self, tmp_path):
+        rollout, train = self.planned(tmp_path)
+        assert rollout["device"] == "rollout:0"
+        capacity = rollout["capacity"]
+        assert capacity == pytest.approx(128 * GB, rel=1e-4)  # of the real device: 2 GB x 64
+        # Beside 2 % nothing but what a takes while it runs: b keeps nothing asleep.
+        assert rollout["unmanaged"] == 3 * GB
+        block = rollout["block"]
+        left = capacity - -(-capacity // 50) - 3 * GB
+        assert rollout["usable"] == left // block * block
+        a, b = rollout["tenants"]
+        blocks = [a[kind] // block for kind in ("keep", "clean", "discard")]
+        assert blocks == [-(-size * GB // block) for size in (60, 4, 10)]
+        assert (b["clean"], b["discard"]) == (0, 0)
+        assert {(one["out"], one["in"]) for one in rollout["switches"]} == {("a", "b"), ("b", "a")}
+        total = sum(
+            one["foreground_bytes"] + one["background_bytes"] for one in rollout["switches"]
+        )
+        assert rollout["bytes_per_cycle"] == total > 0
+        for one in rollout["switches"]:
+            for when in ("foreground", "background"):
+                assert one[f"{when}_bytes"] == one[f"{when}_out"] + one[f"{when}_in"]
+            assert (one["modelled_s"] > 0) == (one["foreground_bytes"] > 0)
+        assert train["bytes_per_cycle"] == 0
+
+    def test_iterations_are_also_given_with_switches(self, tmp_path):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(plan="fewest-bytes"))
+        record = json.loads(weave("plan", path, "--json").stdout)
+        switches = record["devices"][0]["switches"]
+        for member in record["groups"][0]["members"]:
+            longer = member["iteration_switched_s"] - member["iteration_mean_s"]
+            assert longer == pytest.approx(sum(one["modelled_s"] for one in switches))
+
+    def test_the_plan_of_the_spec_is_taken(self, tmp_path):
+        few, quick = (self.planned(tmp_path, kind)[0] for kind in ("fewest-bytes", "least-stall"))
+        assert (few["plan"], quick["plan"]) == ("fewest-bytes", "least-stall")
+        assert few["instead"] == {}
+        assert not any(one["background_bytes"] for one in few["switches"])
+        assert few["tenants"][1]["may_leave"] < quick["tenants"][1]["may_leave"]
+
+    def test_tables(self, tmp_path):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(plan="auto"))
+        done = weave("plan", path)
+        assert done.returncode == 0, done.stderr
+        for words in ("What stays and what moves", "rollout:0", "nothing is copied", "before"):
+            assert words in done.stdout
+
+    @pytest.mark.parametrize(
+        ("old", "new", "said"),
+        [
+            ("sleeping: 1GB", "sleeping: 4GB", "sleeping is more than running"),
+            ("sleeping: 1GB", "asleep: 1GB", "asleep: unknown key"),
+            ("running: 3GB", "running: many", "running"),
+            ("plan: auto", "plan: some", "plan: is not known; allowed: 'auto'"),
+            ("other: reload", "other: forget", "'keep', 'reload' or 'discard'"),
+            ("scale=64", "scale=0", "devices.rollout.0"),
+        ],
+    )
+    def test_mistakes_name_the_line(self, old, new, said):
+        text = SPEC.format(plan="auto")
+        assert old in text
+        with pytest.raises(SpecError) as caught:
+            listed_gpus(parse_spec(text.replace(old, new)))
+        assert said in str(caught.value)
+        assert re.match(r"SPEC.yaml:\d+: ", str(caught.value))
+
+    def test_a_job_that_is_larger_than_its_device_is_refused(self, tmp_path):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(plan="auto").replace("weights: 60GB}", "weights: 127GB}"))
+        done = weave("plan", path, "--json")
+        record = json.loads(done.stdout)
+        (refusal,) = record["refused"]
+        assert refusal["job"] == "b"
+        assert "for jobs on each GPU" in refusal["reason"]
+
+    def test_without_devices_there_is_no_plan_of_devices(self, tmp_path):
+        path = tmp_path / "spec.yaml"
+        lines = SPEC.format(plan="auto").splitlines()
+        path.write_text("\n".join(line for line in lines if not line.startswith("devices")))
+        assert json.loads(weave("plan", path, "--json").stdout)["devices"] == []
+
+
+def test_every_gpu_of_a_node_has_its_share():
+    group = group_of(keep(400 * GB), keep(400 * GB))
+    records = device_records(plan_nodes(group, pools_of(gpus=8), "fifo", "fewest-bytes"))
+    assert [one["device"] for one in records] == [f"rollout:{at}" for at in range(8)]
+    assert all(one["tenants"][0]["keep"] == 50 * GB for one in records)
+    assert len({json.dumps({**one, "device": ""}) for one in records}) == 1
+
+
+def test_what_cannot_be_planned_says_why():
+    (record,) = device_records(
+        plan_nodes(group_of(keep(50 * GB), keep(99 * GB)), pools_of(), "fifo")
+    )
+    assert "tenant b has 990 blocks and the device 980 frames" in record["mistake"]
+
+
+class TestCycle:
+    def test_turns_come_in_the_order_in_which_they_would_run(self):
+        group = group_of(keep(GB), keep(GB), keep(GB))
+        turns = cycle_of(group, "rollout", 0, "strict", (0, 2, 1))
+        at = [number for number, _ in turns]
+        rotated = at[at.index(0) :] + at[: at.index(0)]
+        assert rotated == [0, 2, 1]
+        assert {seconds for _, seconds in turns} == {30.0}
+
+    def test_phases_of_one_job_in_a_row_are_one_turn(self):
+        spec = parse_spec(SPEC.format(plan="auto").replace("train: 30s", "train: 20s, eval: 5s"))
+        from weave_scheduler.planinput import job_models
+
+        members = tuple(Member(job, Placement((0,), (0,))) for job in job_models(spec))
+        turns = cycle_of(Group(members, (0,), (0,)), "rollout", 0, "fifo")
+        assert sorted(at for at, _ in turns) == [0, 1]
+        assert all(seconds == 35.0 for _, seconds in turns)
+
+    def test_a_job_of_another_node_is_not_there(self):
+        jobs = [common_job(name, 30.0, 30.0, rollout_need=keep(GB)) for name in "abc"]
+        places = [Placement((at,), (0,)) for at in (1, 0, 1)]
+        group = Group(
+            tuple(Member(job, place) for job, place in zip(jobs, places, strict=True)), (0, 1), (0,)
+        )
+        assert {at for at, _ in cycle_of(group, "rollout", 1, "fifo")} == {0, 1}
+        records = device_records(plan_nodes(group, pools_of(), "fifo"))
+        assert [[t["name"] for t in one["tenants"]] for one in records] == [["b"], ["a", "c"]]
+
+    def test_the_tenth_of_a_law(self):
+        assert tenth_s(Constant(3.0)) == 3.0
+        law = Lognormal(100.0, 0.5)
+        assert tenth_s(law) == pytest.approx(48.8, rel=0.05)
+        assert tenth_s(law) == tenth_s(Lognormal(100.0, 0.5))
+
+
+class TestAdmission:
+    def test_only_what_must_leave_needs_host_memory(self):
+        # 60 + 60 on 98: 22 of each must leave, not 120.
+        group = group_of(keep(60 * GB), keep(60 * GB))
+        planned = PlannedResidency(pools_of())
+        assert planned("rollout", group.members) == 44 * GB
+        assert summed_host_bytes("rollout", group.members) == 120 * GB
+        tight = pools_of(host_bytes=50 * GB)
+        assert memory_mistake(group, tight, "b", equal=True, residency=planned) is None
+        said = memory_mistake(group, tight, "b", equal=True)
+        assert "would hold 120 GB of 50 GB" in said
+
+    def test_restart_sets_are_added_whole(self):
+        group = group_of(keep(60 * GB), keep(60 * GB), restart=True)
+        assert PlannedResidency(pools_of())("rollout", group.members) == (44 + 120) * GB
+
+    def test_reloaded_bytes_are_on_the_host_anyway(self):
+        group = group_of(Need(30 * GB, 40 * GB, 10 * GB), keep(10 * GB))
+        assert PlannedResidency(pools_of())("rollout", group.members) == 20 * GB
+
+    def test_sleeping_processes_take_from_everybody(self):
+        need = replace(keep(90 * GB), residual_bytes=5 * GB, running_bytes=5 * GB)
+        group = group_of(need, need)
+        with pytest.raises(DoesNotFit):
+            PlannedResidency(pools_of())("rollout", group.members)
+        said = memory_mistake(
+            group, pools_of(), "b", equal=True, residency=PlannedResidency(pools_of())
+        )
+        assert said.startswith("rollout:0: tenant a has 900 blocks")
+        assert too_large_alone(group.members[0].job, pools_of(), 1, equal=True) is None
+
+    def test_without_a_known_gpu_it_is_the_sum(self):
+        assert residency_of(pools_of(gpu=None)) is summed_host_bytes
+        assert isinstance(residency_of(pools_of()), PlannedResidency)
+        group = group_of(keep(60 * GB), keep(60 * GB))
+        assert PlannedResidency(pools_of(gpu=None))("rollout", group.members) == 120 * GB
+
+
+def test_gpus_are_read_from_the_spec_and_not_opened():
+    gpus = listed_gpus(parse_spec(SPEC.format(plan="auto")))
+    assert gpus["train"].capacity_bytes == pytest.approx(80 * GB, rel=1e-4)
+    assert gpus["rollout"].d2h == pytest.approx(55e9)
+    assert gpus["rollout"].link.h2d_duplex == pytest.approx(0.75 * 55e9)
+    with pytest.raises(ValueError, match="block_bytes"):
+        replace(GPU, block_bytes=0)
+
+
+class TestSwitchCosts:
+    def test_foreground_and_background_are_those_of_the_plan(self):
+        group = group_of(*[keep(60 * GB)] * 3)
+        pools = pools_of(Gpu("test", 143 * GB, 100 * MB, 0, 50e9, 50e9, 0.8))
+        few = switch_costs(plan_nodes(group, pools, "fifo", "fewest-bytes"))
+        assert {(one.pool, one.cost.background_s) for one in few} == {("rollout", 0.0)}
+        # 180 GB on 140.1: a window of 20 GB; both ways at 40 GB/s.
+        assert {round(one.cost.foreground_s, 2) for one in few} == {0.5}
+        quick = switch_costs(plan_nodes(group, pools, "fifo", "least-stall"))
+        assert {one.cost.foreground_s for one in quick} == {0.0}
+        assert all(0.9 < one.cost.background_s < 1.1 for one in quick)
+        assert {(one.outgoing, one.incoming) for one in quick} == {
+            (one.outgoing, one.incoming) for one in few
+        }
+
+    def test_where_nothing_moves_nothing_is_paid(self):
+        assert switch_costs(plan_nodes(group_of(keep(GB), keep(GB)), pools_of(), "fifo")) == ()
+
+
+RUN = """
+version: 1
+plan: {plan}
+devices:
+  rollout: ["emulated:h20?scale=65536&speed=9000&seed=1"]
+  train: ["emulated:h800?scale=65536&speed=9000&seed=1"]
+jobs:
+  - {{name: a, kind: synthetic, iterations: 8, state: {{rollout: {{weights: 40GB}}}},
+     unmanaged: {{rollout: {{running: 3GB, sleeping: 1GB}}}}, phases: {{rollout: 90s, train: 9s}}}}
+  - {{name: b, kind: synthetic, iterations: 8, state: {{rollout: {{weights: 40GB}}}},
+     unmanaged: {{rollout: {{running: 2GB, sleeping: 1GB}}}}, phases: {{rollout: 90s, train: 9s}}}}
+  - {{name: c, kind: synthetic, iterations: 8, state: {{rollout: {{weights: 40GB}}}},
+     phases: {{rollout: 90s, train: 9s}}}}
+"""
+
+
+class TestRun:
+    def test_what_is_pinned_is_not_for_jobs(self):
+        loaded = parse_spec(RUN.format(plan="auto"))
+        usable = usable_bytes(loaded, "rollout", 0) * 65536 / GB
+        assert usable == pytest.approx(96 * 0.98 - 0.5 - 3 - 1, rel=1e-2)
+        assert usable_bytes(loaded, "train", 0) == 0  # all that is free
+
+    def test_a_run_moves_what_the_plan_says(self, tmp_path):
+        """Three of 40 GB on 89.6: a window of 15.2. Without a plan it would be up to 30."""
+        path = tmp_path / "spec.yaml"
+        path.write_text(RUN.format(plan="fewest-bytes"))
+        done = weave("run", path, "--out", tmp_path / "out")
+        assert done.returncode == 0, done.stderr
+        record = json.loads((tmp_path / "out" / "summary.json").read_text())
+        switches = [one for one in record["switches"] if "rollout:0" in one["devices"]]
+        sizes = [max(one["bytes_in"], one["bytes_out"]) * 65536 / GB for one in switches]
+        assert 14 < max(sizes[9:]) < 16, sizes
