@@ -193,7 +193,12 @@ def gpu(**attributes: int) -> dict[str, Any]:
         "numa": {"nodes": [{"node": 0, "memory_free_bytes": 400 * GIB}]},
         "memory": {"total": 96 * GIB, "free": 95 * GIB, "managed": 0, "unmanaged": GIB},
         "background": {"slowdown": 0.012, "allowed": True},
-        "link": {"d2h_bytes_per_s": 5e10, "h2d_bytes_per_s": 5e10, "duplex_share": 0.75},
+        "link": {
+            "d2h_bytes_per_s": 5e10,
+            "h2d_bytes_per_s": 5e10,
+            "duplex_share": 0.75,
+            "mode": "duplex",
+        },
     }
 
 
@@ -254,10 +259,9 @@ def test_what_is_not_well_is_one_line_with_advice(
 
 
 def test_a_slow_duplex_is_no_fault_but_said() -> None:
-    assert (
-        "one after the other" in verdicts(changed("link/duplex_share", 0.45))["link both ways"][1]
-    )
-    assert "at once" in verdicts(changed("link/duplex_share", 0.75))["link both ways"][1]
+    said = verdicts(changed("link/mode", "sequential"))["link both ways"]
+    assert (said[0], said[1]) == ("ok", "75% of each direction: one after the other is faster")
+    assert "at once" in verdicts(gpu())["link both ways"][1]
 
 
 def test_no_driver_is_no_problem_and_said_once() -> None:

@@ -103,6 +103,7 @@ def _look_at(device: Device, record: dict[str, Any]) -> None:
 
 def _link(device: Device, rates: dict[str, Any]) -> dict[str, Any]:
     link: dict[str, Any] = {f"{name}_bytes_per_s": rates[name] for name in RATES}
+    link["mode"] = "sequential" if rates.get("sequential") else "duplex"
     if "chunks" in rates:
         link["chunks"] = rates["chunks"]
     link["duplex_share"] = min(

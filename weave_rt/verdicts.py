@@ -206,7 +206,7 @@ def _link(link: dict[str, Any]) -> list[Check]:
             fine, value = share >= LEAST_MODEL_SHARE, f"{share:.0%} of the model"
         found.append(_judge(f"link {direction}", value, fine, advice))
     both = link["duplex_share"]
-    way = "at once" if both > 0.5 else "one after the other is faster"
+    way = "one after the other is faster" if link["mode"] == "sequential" else "at once"
     found.append(Check("link both ways", f"{both:.0%} of each direction: {way}"))
     if "pageable_copies" in link:
         count = link["pageable_copies"]
