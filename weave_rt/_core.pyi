@@ -135,14 +135,15 @@ class Device:
         limit_bytes: at most this much; 0 for no limit. Raises UsageError, TenantFailed."""
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
-        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex), and in how many chunks a switch
-        is best cut (chunks). Decides whether switches copy both ways at once. Reports carry
-        limit_s from then on. pre: no tenant holds blocks on the device."""
+        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Finds out in how many chunks a
+        switch is best cut (chunks), and whether one direction after the other is faster than both
+        at once (sequential); switches follow. Reports carry limit_s from then on. pre: no tenant
+        holds blocks on the device."""
     def slowdown(self, bytes: int = 0) -> float | None:
-        """By which share a phase that only writes device memory takes longer while plain copies run
-        both ways, as background copies do; 0.03 is 3 %. An upper bound. None where the driver
-        launches no kernels. pre: no tenant holds blocks on the device. Raises UsageError,
-        HostMemoryError, DriverError."""
+        """By which share a phase that only writes device memory takes longer, at least, while plain
+        copies run both ways, as background copies do; 0.03 is 3 %. Noise makes it smaller, also
+        below 0. None where the driver launches no kernels. pre: no tenant holds blocks on the
+        device. Raises UsageError, HostMemoryError, DriverError."""
     def use_calibration(self, values: dict[str, float]) -> None:
         """Take over what `calibrate` returned for such a device on this host before; see
         :mod:`weave_rt.calibration`. Raises UsageError for rates that are not more than 0."""

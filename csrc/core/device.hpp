@@ -121,10 +121,10 @@ class Device {
   void use_rates(const LinkRates& rates);
   // What reports are held against: empty until calibrate() or use_rates().
   std::optional<LinkRates> rates() const;
-  // By which share a phase that only writes memory takes longer while plain copies of blocks run
-  // both ways, up to `bytes` each: an upper bound for background copies. Ten measurements take
-  // about `work_s` each. Nothing where the driver launches no kernels. pre: no tenant holds frames.
-  // Throws UsageError, DriverError, Refusal.
+  // By which share a phase that only writes memory takes longer, at least, while plain copies of
+  // blocks run both ways, up to `bytes` each; a phase that does less loses less. Sixteen
+  // measurements take about `work_s` each. Nothing where the driver launches no kernels. pre: no
+  // tenant holds frames. Throws UsageError, DriverError, Refusal.
   std::optional<double> slowdown(Bytes bytes, double work_s = 0.05);
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.

@@ -191,6 +191,7 @@ LinkRates Device::calibrate(Bytes bytes) {
     Measured measured = measure_rates(*link, block_bytes_);
     engine_->set_sequential(measured.sequential);
     measured.rates.chunks = best_chunks(*link, *engine_);
+    measured.rates.sequential = measured.sequential;
     rates_ = measured.rates;
   } catch (const DriverError&) {
     const bool settled = engine_->settle();
@@ -206,7 +207,7 @@ void Device::use_rates(const LinkRates& rates) {
   if (!is_plausible(rates)) throw UsageError("rates of a link are bytes per second, more than 0");
   const Foreground lock(*this);
   require_open();
-  engine_->set_sequential(is_sequential_faster(rates));
+  engine_->set_sequential(rates.sequential);
   if (rates.chunks != 0) engine_->set_chunks(rates.chunks);
   rates_ = rates;
 }
