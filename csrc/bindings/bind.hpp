@@ -48,6 +48,10 @@ struct SpanObject {
   std::shared_ptr<DeviceObject> owner;
   std::shared_ptr<Span> span;
 };
+struct PublicationObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<Publication> publication;
+};
 struct HostPoolObject {
   std::shared_ptr<HostPool> pool;
 };
@@ -57,11 +61,12 @@ struct ReportObject {
 };
 
 void bind_errors(py::module_& module);
-void bind_drivers(py::module_& module);  // FaultScope, call_counts, parse_emulated, cuda_driver
-void bind_probe(py::module_& module);    // probe
-void bind_reports(py::module_& module);  // SwitchReport
-void bind_device(py::module_& module);   // HostPool, Device
-void bind_memory(py::module_& module);   // Tenant, Region, Span
+void bind_drivers(py::module_& module);     // FaultScope, call_counts, parse_emulated, cuda_driver
+void bind_probe(py::module_& module);       // probe
+void bind_reports(py::module_& module);     // SwitchReport
+void bind_device(py::module_& module);      // HostPool, Device
+void bind_memory(py::module_& module);      // Tenant, Region, Span
+void bind_publishing(py::module_& module);  // Publication, xxh3_64, block_checksum
 
 py::dict stats(const DeviceObject& device);
 py::dict census(const DeviceObject& device);

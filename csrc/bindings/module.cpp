@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
   bind_reports(module);
   bind_device(module);
   bind_memory(module);
+  bind_publishing(module);
 }

@@ -206,6 +206,11 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
     throw UsageError("allocate needs at least one byte and an alignment that is a power of two");
   }
   require_running(*region);
+  for (const auto& part : region->tenant.lock()->committed) {
+    if (part.region != region) continue;
+    throw UsageError("region " + region->tag +
+                     " has a newer version waiting; its tenant must leave before it grows");
+  }
   auto offset = region->take(bytes, alignment);
   if (!offset) {
     grow(region, region->shortage(bytes, alignment));
@@ -323,6 +328,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
                 [](const auto& transaction) { return transaction->tenants().empty(); });
   tenant->running = false;
   tenant->closed = true;
+  tenant->committed.clear();
+  for (const auto& region : tenant->regions) region->spare.clear();
   drop_slots(*tenant, engine_->settle());
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped
   std::erase(tenants_, tenant);
