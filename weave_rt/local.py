@@ -22,7 +22,7 @@ from weave_rt.lookahead import LookAhead
 from weave_rt.overlay import Link, Plan
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.replanning import Replanner
-from weave_rt.tenant import Tenant
+from weave_rt.tenant import Tenant, naming_tensors
 
 __all__ = ["Grant", "LocalRuntime", "Slice", "leave_process_runtime", "process_runtime", "quietly"]
 
@@ -255,7 +255,8 @@ class LocalRuntime:
         device = self._devices[name]
         start = device.now_ns()
         try:
-            report = tenant.core.resume(self.drain_timeout_s)
+            with naming_tensors():
+                report = tenant.core.resume(self.drain_timeout_s)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
             raise

@@ -246,6 +246,11 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
 // From what the region has; null where that is not enough.
 std::shared_ptr<Span> Device::take(const std::shared_ptr<Region>& region, Bytes bytes,
                                    Bytes alignment) {
+  for (const auto& part : region->tenant.lock()->committed) {
+    if (part.region != region) continue;
+    throw UsageError("region " + region->tag +
+                     " has a newer version waiting; its tenant must leave before it grows");
+  }
   const auto offset = region->take(bytes, alignment);
   if (!offset) return nullptr;
   // The owner writes there now: what the host has of these blocks is old.
@@ -364,6 +369,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
                 [](const auto& transaction) { return transaction->tenants().empty(); });
   tenant->running = false;
   tenant->closed = true;
+  tenant->committed.clear();
+  for (const auto& region : tenant->regions) region->spare.clear();
   const bool settled = engine_->settle();
   drop_slots(*tenant, background_->settle() && settled);
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped

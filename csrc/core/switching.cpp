@@ -118,6 +118,7 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   if (outgoing != nullptr) require_usable(*outgoing);
   require_usable(*incoming);
   if (outgoing == incoming) throw UsageError("a tenant cannot be switched to itself");
+  apply_committed(*incoming);
   auto entering = regions_of(*incoming, tags);
   std::erase_if(entering, [&](const Region* region) { return incoming->uses(*region); });
   const bool outgoing_ran = outgoing != nullptr && outgoing->running;
