@@ -302,7 +302,9 @@ TEST(half_a_block_is_no_block) {
       const auto before = made(call);
       const auto copy = fleet.prefetch(2);
       CHECK(copy->bytes_total() > 0);
-      while (made(call) == before && !copy->finished()) std::this_thread::yield();
+      // The first two blocks find frames in which their own bytes may still be; not the third.
+      const auto skipped = call == cu::Call::memcpy_htod_async ? 8u : 0u;
+      while (made(call) <= before + skipped && !copy->finished()) std::this_thread::yield();
       if (again == 1) fleet.device->cancel(copy);
       fleet.turn(2);
     }
