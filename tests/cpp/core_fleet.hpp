@@ -19,10 +19,12 @@ struct Size {
 
 struct Fleet {
   Fleet(int usable_blocks, const std::vector<Size>& sizes, bool threaded = false,
-        const char* spec = kTwoHundredBlocks)
+        const char* spec = kTwoHundredBlocks, Bytes block = kBlock)
       : emulated(spec) {
     auto options = options_with();
-    options.usable_bytes = static_cast<Bytes>(usable_blocks) * kBlock;
+    options.block_bytes = block;
+    options.usable_bytes = static_cast<Bytes>(usable_blocks) * block;
+    const auto blocks = [&](int count) { return static_cast<Bytes>(count) * block; };
     options.background_thread = threaded;
     device = std::make_shared<Device>(emulated.driver, options);
     members.resize(sizes.size());
