@@ -289,6 +289,14 @@ class Region:
     def fill(self) -> str: ...
     @property
     def clean(self) -> bool: ...
+    def set_pages(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """From now on only these bytes of a ``keep`` region are worth anything: they alone move.
+        In any order; they may touch or overlap. Raises UsageError for bytes outside the region,
+        NotResident."""
+    def clear_pages(self) -> None:
+        """All bytes count again."""
+    @property
+    def bytes_in_pages(self) -> int: ...  # of all pages; without them, bytes_allocated
     @property
     def version(self) -> int: ...  # how many were committed to this ``reload`` region
     @property

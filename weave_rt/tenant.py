@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,8 @@ DEFAULT_POLICIES: Mapping[str, str] = {
 
 
 _TAGS = frozenset(DEFAULT_POLICIES)
+
+PageTable = Callable[[], tuple[Iterable[int], Iterable[int]]]
 
 # Every tenant that somebody refers to, to find whose bytes an address or an error is about.
 _open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
@@ -140,6 +142,7 @@ class Tenant:
         self.device = device
         self._core: CoreTenant | None = device.add_tenant(name, job)
         self._book: Book | None = None
+        self._page_tables: dict[str, PageTable] = {}
         _open[id(self)] = self
 
     def __repr__(self) -> str:
@@ -441,6 +444,33 @@ class Tenant:
         """Raises UsageError if `tag` is not pinned."""
         self.region_of(tag).unpin()
 
+    def page_table(self, tag: str, table: PageTable | None) -> None:
+        """Say which bytes of a ``keep`` tag are in use (a paged KV cache): only these move.
+
+        `table` is called whenever the tenant stops, while its memory can be read, and returns
+        offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
+        many of each); :meth:`pages` makes them. What is in none of them is undefined after a
+        return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
+        region, is raised by what stops the tenant, before anything has moved."""
+        region = self.region_of(tag)
+        if region.policy != "keep":
+            raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
+        if table is not None:
+            self._page_tables[tag] = table
+        elif self._page_tables.pop(tag, None) is not None:
+            self.check_resident(tag)
+            region.clear_pages()
+
+    def pages(
+        self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
+    ) -> tuple[list[int], list[int]]:
+        """Offsets in their region and sizes, in bytes, of ``tensor.select(dim, i)`` for each i of
+        `indices`: pages of a KV cache like (2, pages, tokens, heads, size) with dim=1.
+
+        Raises UsageError for a tensor that is not contiguous or not in a region of this tenant,
+        and for an index outside it."""
+        return self.torch_book().pages(tensor, indices, dim)
+
     def set_fill(self, tag: str, fill: str) -> None:
         """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
         was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
@@ -448,5 +478,11 @@ class Tenant:
         self.region_of(tag).set_fill(fill)
 
     def _before_leaving(self) -> None:
-        if self.resident:
-            self.scan()
+        if not self.resident:
+            return
+        self.scan()
+        for tag, table in self._page_tables.items():
+            region = self.region_of(tag)
+            if region.resident:
+                offsets, sizes = table()
+                region.set_pages([int(o) for o in offsets], [int(s) for s in sizes])

@@ -177,6 +177,20 @@ void bind_tenant(py::module_& module) {
           ReleaseGil());
 }
 
+// offsets and sizes: arrays of 64-bit integers, as many of each.
+void set_pages(const RegionObject& self, const std::vector<Bytes>& offsets,
+               const std::vector<Bytes>& sizes) {
+  if (offsets.size() != sizes.size()) {
+    throw UsageError(std::to_string(offsets.size()) + " offsets of pages and " +
+                     std::to_string(sizes.size()) + " sizes");
+  }
+  std::vector<Piece> pages(offsets.size());
+  for (std::size_t index = 0; index < offsets.size(); ++index) {
+    pages[index] = {offsets[index], sizes[index]};
+  }
+  self.owner->device->set_pages(self.region, std::move(pages));
+}
+
 void bind_policies(py::class_<RegionObject>& type) {
   const auto act = [](void (Device::*action)(const std::shared_ptr<Region>&)) {
     return [action](const RegionObject& self) { ((*self.owner->device).*action)(self.region); };
@@ -185,6 +199,13 @@ void bind_policies(py::class_<RegionObject>& type) {
       .def("mark_dirty", act(&Device::mark_dirty), ReleaseGil())
       .def("pin", act(&Device::pin), ReleaseGil())
       .def("unpin", act(&Device::unpin), ReleaseGil())
+      .def("set_pages", &set_pages, py::arg("offsets"), py::arg("sizes"), ReleaseGil())
+      .def(
+          "clear_pages",
+          [](const RegionObject& self) { self.owner->device->set_pages(self.region, {}); },
+          ReleaseGil())
+      .def_property_readonly("bytes_in_pages",
+                             [](const RegionObject& self) { return self.region->bytes_in_pages(); })
       .def_property_readonly("version",
                              [](const RegionObject& self) { return self.region->version.load(); })
       .def(

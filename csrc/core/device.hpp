@@ -74,6 +74,9 @@ class Device {
   void unpin(const std::shared_ptr<Region>& region);
   // What blocks hold that come to a discard region from now on, by memsets within the switch.
   void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+  // Only these bytes of a keep region are worth copying (Region::set_pages), until it is called
+  // again. Throws UsageError, Refusal (not_resident).
+  void set_pages(const std::shared_ptr<Region>& region, std::optional<std::vector<Piece>> pages);
   // Compare whatever is copied in a switch, by checksums (checksum.hpp) and by reading it back; a
   // difference throws Refusal (verify_failed) and the switch is rolled back. Takes one block of
   // pinned memory. Throws Refusal (host_memory), DriverError.

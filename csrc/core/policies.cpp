@@ -59,6 +59,16 @@ void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
   region->fill = fill;
 }
 
+void Device::set_pages(const std::shared_ptr<Region>& region,
+                       std::optional<std::vector<Piece>> pages) {
+  const std::lock_guard lock(mutex_);
+  require_running(*region);
+  if (region->policy != Policy::keep) {
+    throw UsageError("region " + region->tag + " is not keep; none of its pages leaves");
+  }
+  region->set_pages(std::move(pages));
+}
+
 void Device::set_verify(bool on) {
   const std::lock_guard lock(mutex_);
   require_open();

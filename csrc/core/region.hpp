@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,12 @@ struct Range {
   Bytes offset = 0;
   Bytes bytes = 0;
   std::byte* host = nullptr;
+};
+
+// Bytes [offset, offset + bytes) of a region.
+struct Piece {
+  Bytes offset = 0;
+  Bytes bytes = 0;
 };
 
 // One block's worth of a region. Where its bytes are:
@@ -81,6 +88,11 @@ class Region {
   Bytes used_in(std::size_t slot) const;
   // Bytes of spans that are in none of `pieces`; tensors end up to 511 bytes before their span.
   Bytes unwritten(const std::map<Bytes, Bytes>& pieces) const;
+  // From now on only these bytes are worth anything (the pages in use of a paged KV cache); sorted
+  // and merged here. Nothing: all of them. Throws UsageError for a piece outside the region. pre:
+  // the tenant runs with the region; under the Device's lock.
+  void set_pages(std::optional<std::vector<Piece>> pages);
+  Bytes bytes_in_pages() const;
   // What has to be copied of a slot. Sorted, apart from each other. pre: it has an extent, or is of
   // a `discard` region.
   std::vector<Range> ranges(std::size_t slot) const;
@@ -93,6 +105,7 @@ class Region {
  private:
   mutable std::mutex space_mutex_;  // leaf lock
   Space space_;
+  std::optional<std::vector<Piece>> pages_;  // sorted, never adjacent
 };
 
 // The next version of a reload region, in extents of its own; see publication.hpp.
