@@ -61,6 +61,11 @@ Device::Device(DriverRef driver, Options options)
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
   drain_ = std::make_unique<Drain>(context_);
+  if (!options.spill_directory.empty()) {
+    prepare_spill_directory(options.spill_directory);
+    spill_directory_ = options.spill_directory;
+    host_pool_->join(*this);  // last: nothing throws after it
+  }
 }
 
 Device::~Device() { close(); }
@@ -84,6 +89,9 @@ Device::Stats Device::stats() const {
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
     stats.blocks_released = frames_->released();
+    for (const auto& tenant : tenants_) {
+      stats.bytes_in_files += tenant->slots_spilled() * block_bytes_;
+    }
   }
   return stats;
 }
@@ -202,6 +210,12 @@ void Device::require_running(const Region& region) const {
 
 std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, Bytes bytes,
                                        Bytes alignment) {
+  return with_host_room(region->tenant.lock().get(),
+                        [&] { return allocate_once(region, bytes, alignment); });
+}
+
+std::shared_ptr<Span> Device::allocate_once(const std::shared_ptr<Region>& region, Bytes bytes,
+                                            Bytes alignment) {
   const std::lock_guard lock(mutex_);
   if (bytes == 0 || alignment == 0 || (alignment & (alignment - 1)) != 0) {
     throw UsageError("allocate needs at least one byte and an alignment that is a power of two");
@@ -218,10 +232,12 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
 }
 
 void Device::prepare(const std::shared_ptr<Region>& region, Bytes bytes) {
-  const std::lock_guard lock(mutex_);
-  require_running(*region);
-  if (bytes == 0) return;
-  if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
+  with_host_room(region->tenant.lock().get(), [&] {
+    const std::lock_guard lock(mutex_);
+    require_running(*region);
+    if (bytes == 0) return;
+    if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
+  });
 }
 
 void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
@@ -332,6 +348,13 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 }
 
 void Device::close() noexcept {
+  // Waits for a spill that another device has asked for. Without our lock: the pool's is above it.
+  if (const auto pool = [&] {
+        const std::lock_guard lock(mutex_);
+        return host_pool_;
+      }()) {
+    pool->leave(*this);
+  }
   for (const auto& tenant : tenants()) close_tenant(tenant);
   const std::lock_guard lock(mutex_);
   if (frames_ == nullptr) {

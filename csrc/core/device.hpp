@@ -2,14 +2,16 @@
 // is a transaction under the device's lock: it completes, or it throws and leaves one of the states
 // that transaction.hpp names.
 //
-// Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing
-// calls back up. Tenants, regions and spans may outlive the device; then they are closed.
+// Lock order: HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain, Driver's
+// graveyard, Region's space. Nothing calls back up. Tenants, regions and spans may outlive the
+// device; then they are closed.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,13 +22,14 @@
 
 namespace weave {
 
-class Device {
+class Device : private Spiller {
  public:
   struct Options {
     Bytes block_bytes = Bytes{64} << 20;  // rounded up to the device's granularity
     Bytes usable_bytes = 0;               // at most this much for tenants; 0: all that is free
     Bytes host_budget = 0;                // for a pool of its own; 0: what the host has
     std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
+    std::string spill_directory;          // idle tenants go there over the budget; empty: refused
   };
   struct Stats {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
@@ -34,6 +37,9 @@ class Device {
     Bytes bytes_out = 0, bytes_in = 0;
     int blocks_released = 0;  // given back by trim() and not created again
     Bytes bytes_trimmed = 0;  // ever
+    std::uint64_t spills = 0, loads = 0;
+    Bytes bytes_spilled = 0, bytes_loaded = 0;  // ever
+    Bytes bytes_in_files = 0;                   // now
   };
 
   // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
@@ -71,6 +77,25 @@ class Device {
                          const std::shared_ptr<Tenant>& incoming, double drain_timeout_s);
   // Stop running; slots stay until somebody needs their frames.
   void release(const std::shared_ptr<Tenant>& tenant);
+  // Move what an idle tenant has in pinned memory to a file in the spill directory, all of it or
+  // nothing; it comes back when the tenant resumes. What is still on the device stays there. Done
+  // by itself when pinned memory would exceed its budget. Returns the bytes. Throws UsageError,
+  // Refusal (state_file).
+  Bytes spill(const std::shared_ptr<Tenant>& tenant);
+
+  // A region that rescue_into() may give, and its size.
+  struct Rescuable {
+    std::string tag;
+    Bytes bytes = 0;
+  };
+  std::vector<Rescuable> rescuable(const std::shared_ptr<Tenant>& tenant);
+  // The contents of one of them. False when they are not complete, or not of that size.
+  bool rescue_into(const std::shared_ptr<Tenant>& tenant, const std::string& tag,
+                   std::span<std::byte> into);
+  // Every region that is complete, to a safetensors file; nothing is held in memory twice. Returns
+  // the tags. Throws Refusal (state_file).
+  std::vector<std::string> rescue_to(const std::shared_ptr<Tenant>& tenant, const std::string& path,
+                                     StateWriter::Metadata metadata);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
   std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
 
@@ -132,6 +157,26 @@ class Device {
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
   bool read_out(Slot& slot) noexcept;
+  template <class Action>
+  auto reading(const std::shared_ptr<Tenant>& tenant, Action action);
+  bool bring_to_host(Region& region, bool readable);
+  template <class Take>
+  void read_region(const Region& region, Take take) const;
+
+  // Spilling (spill.cpp). The first runs `action`, and again after each tenant that was spilled to
+  // make room in pinned memory for `keep`; it is called without the lock.
+  template <class Action>
+  auto with_host_room(const Tenant* keep, Action action);
+  bool spill_for(const Refusal& refusal, const Tenant* keep);
+  std::optional<Candidate> coldest(const void* keep, bool evict) override;
+  Bytes spill_coldest(const void* keep, bool evict) override;
+  std::shared_ptr<Tenant> find_coldest(const void* keep, bool evict) const;
+  Bytes spill_slots(Tenant& tenant);
+  void load_spilled(Tenant& tenant);
+  std::shared_ptr<Span> allocate_once(const std::shared_ptr<Region>& region, Bytes bytes,
+                                      Bytes alignment);
+  SwitchReport hand_over_once(const std::shared_ptr<Tenant>& outgoing,
+                              const std::shared_ptr<Tenant>& incoming, double drain_timeout_s);
 
   mutable std::mutex mutex_;
   DriverRef driver_;
@@ -149,7 +194,20 @@ class Device {
   Limbo limbo_;                                           // what closed tenants left in such copies
   std::optional<LinkRates> rates_;
   std::uint64_t turn_ = 0;
+  std::string spill_directory_;
   Stats stats_;
 };
+
+template <class Action>
+auto Device::with_host_room(const Tenant* keep, Action action) {
+  constexpr int kTries = 64;  // against two devices that spill each other's tenants for ever
+  for (int left = kTries;; --left) {
+    try {
+      return action();
+    } catch (const Refusal& refusal) {
+      if (left == 0 || !spill_for(refusal, keep)) throw;
+    }
+  }
+}
 
 }  // namespace weave

@@ -11,6 +11,7 @@
 
 #include "core/host_pool.hpp"
 #include "core/space.hpp"
+#include "core/state_file.hpp"
 #include "core/vmm.hpp"
 
 namespace weave {
@@ -20,7 +21,8 @@ class Tenant;
 // One block's worth of a region. Where its bytes are:
 //   frame_valid  in the frame
 //   host_valid   in the extent. With both, the two are equal and the frame is free to go
-//   neither      lost (discard), or never there
+//   file         in a file (spilled): not in memory, until load_spilled()
+//   none         lost (discard), or never there
 // A frame that is not valid is only a place: it is copied into before the tenant runs. `frame` set
 // and unmapped only in a suspended tenant.
 struct Slot {
@@ -29,6 +31,8 @@ struct Slot {
   Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
   bool frame_valid = false;
+  std::shared_ptr<const StateFile> file;  // its only copy is there, and it has no extent
+  Bytes file_offset = 0;                  // in the tensor of its tag
 };
 
 // Bytes of one slot that are copied as one: from `offset` in the slot, to and from `host`.
@@ -97,10 +101,12 @@ class Tenant {
   std::atomic<bool> failed{false};
   std::atomic<bool> closed{false};
   std::uint64_t last_turn = 0;  // the device's turn counter when it last ran
+  std::int64_t stopped_ns = 0;  // when it last ran; compared between devices
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;
   bool all_mapped() const;
+  std::size_t slots_spilled() const;
   // Bring every region's `state` in line with its slots.
   void refresh_states();
 };

@@ -45,14 +45,16 @@ void Device::start(Tenant& tenant) {
 void Device::stop(Tenant& tenant) {
   tenant.running = false;
   tenant.last_turn = ++turn_;
+  tenant.stopped_ns = driver_->table.now_ns();
 }
 
 SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s) {
   return hand_over(nullptr, tenant, drain_timeout_s);
 }
 
-SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
-                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s) {
+SwitchReport Device::hand_over_once(const std::shared_ptr<Tenant>& outgoing,
+                                    const std::shared_ptr<Tenant>& incoming,
+                                    double drain_timeout_s) {
   const std::lock_guard lock(mutex_);
   require_open();
   const ContextScope scope(*context_);
@@ -67,6 +69,7 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
     report.started_ns = driver_->table.now_ns();
     return report;
   }
+  load_spilled(*incoming);
   const bool outgoing_ran = outgoing != nullptr && outgoing->running;
   auto report = bring_in(missing_slots(*incoming), outgoing_ran ? outgoing : nullptr, *incoming,
                          drain_timeout_s);

@@ -48,6 +48,7 @@ struct Refusal : std::exception {
     tenant_failed,
     device_not_found,
     region_pinned,
+    state_file,
   };
   Refusal(Kind kind_, std::string text_) : kind(kind_), text(std::move(text_)) {}
   const char* what() const noexcept override { return text.c_str(); }
@@ -56,6 +57,7 @@ struct Refusal : std::exception {
   std::string text;
   std::string job, tenant, tag;      // not_resident
   std::vector<std::string> holders;  // resume_failed
+  std::string path;                  // state_file
   Bytes bytes_needed = 0;
   Bytes bytes_available = 0;
   Bytes bytes_usable = 0;
