@@ -57,11 +57,12 @@ struct ReportObject {
 };
 
 void bind_errors(py::module_& module);
-void bind_drivers(py::module_& module);  // FaultScope, call_counts, parse_emulated, cuda_driver
-void bind_probe(py::module_& module);    // probe
-void bind_reports(py::module_& module);  // SwitchReport
-void bind_device(py::module_& module);   // HostPool, Device
-void bind_memory(py::module_& module);   // Tenant, Region, Span
+void bind_drivers(py::module_& module);    // FaultScope, call_counts, parse_emulated, cuda_driver
+void bind_probe(py::module_& module);      // probe
+void bind_reports(py::module_& module);    // SwitchReport
+void bind_host_pool(py::module_& module);  // HostPool, HostGrowth
+void bind_device(py::module_& module);     // Device
+void bind_memory(py::module_& module);     // Tenant, Region, Span
 
 py::dict stats(const DeviceObject& device);
 py::dict census(const DeviceObject& device);

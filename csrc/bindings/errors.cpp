@@ -50,6 +50,11 @@ void raise_refusal(const Refusal& refusal) {
       attributes["tenant"] = refusal.tenant;
       attributes["tag"] = refusal.tag;
       break;
+    case Refusal::Kind::state_file:
+      name = "StateFileError";
+      attributes["path"] = refusal.path;
+      attributes["tag"] = refusal.tag;
+      break;
     case Refusal::Kind::device_not_found:
       name = "DeviceNotFound";
       break;

@@ -18,6 +18,13 @@ py::dict stats(const DeviceObject& self) {
   result["noop_resumes"] = stats.noop_resumes;
   result["bytes_out"] = stats.bytes_out;
   result["bytes_in"] = stats.bytes_in;
+  result["blocks_released"] = stats.blocks_released;
+  result["bytes_trimmed"] = stats.bytes_trimmed;
+  result["spills"] = stats.spills;
+  result["loads"] = stats.loads;
+  result["bytes_spilled"] = stats.bytes_spilled;
+  result["bytes_loaded"] = stats.bytes_loaded;
+  result["bytes_in_files"] = stats.bytes_in_files;
   result["cleanup_failures"] = cu::reported_count();
   if (self.kind == "emulated") {
     result["pageable_copies"] = emu::census(self.device->driver().ordinal).pageable_copies;

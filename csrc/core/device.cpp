@@ -15,6 +15,14 @@ bool attribute(const Driver& driver, int which) {
   return value != 0;
 }
 
+// The host's node that is closest to the device; -1 where the driver does not know.
+int host_node(const Driver& driver) {
+  int node = HostPool::kAnyNode;
+  const auto status =
+      driver.table.device_get_attribute(&node, cu::kAttributeHostNumaId, driver.ordinal);
+  return status == cu::kSuccess ? node : HostPool::kAnyNode;
+}
+
 Bytes granularity(const Driver& driver) {
   cu::MemAllocationProp prop{};
   prop.type = cu::kAllocationPinned;
@@ -57,6 +65,7 @@ Device::Device(DriverRef driver, Options options)
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
   host_pool_->expect_unit(block_bytes_);
+  host_node_ = host_node(*driver_);
   frames_ = std::make_unique<Frames>(driver_, block_bytes_, blocks,
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
@@ -98,7 +107,8 @@ Device::Stats Device::stats() const {
 
 Device::Place Device::place(const std::shared_ptr<Tenant>& tenant) const {
   const std::lock_guard lock(mutex_);
-  return {tenant->slots(), tenant->slots_on_device(), tenant->all_mapped(), tenant->regions};
+  return {tenant->slots(), tenant->slots_on_device(), tenant->slots_spilled(), tenant->all_mapped(),
+          tenant->regions};
 }
 
 std::vector<std::shared_ptr<Tenant>> Device::tenants() const {
@@ -270,7 +280,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   }
   std::vector<Extent> extents;
   if (region->policy != Policy::discard)
-    extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
+    extents = host_pool_->allocate(tenant->job, block_bytes_, blocks, host_node_);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
   for (std::size_t index = 0; index < blocks; ++index) {

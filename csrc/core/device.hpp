@@ -112,6 +112,11 @@ class Device : private Spiller {
   // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
   Bytes trim(Bytes bytes);
 
+  // Seconds to pin so many bytes the plain way: one mapping, touched page by page by this thread
+  // and registered as a whole. Given back at once. The yardstick of the pool's benchmark. Throws
+  // UsageError, Refusal (host_memory), DriverError.
+  double plain_pin(Bytes bytes);
+
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
   // operations throw UsageError.
@@ -121,6 +126,7 @@ class Device : private Spiller {
   struct Place {
     std::size_t blocks = 0;
     std::size_t blocks_on_device = 0;
+    std::size_t blocks_spilled = 0;
     bool all_mapped = false;
     std::vector<std::shared_ptr<Region>> regions;
   };
@@ -195,6 +201,7 @@ class Device : private Spiller {
   std::optional<LinkRates> rates_;
   std::uint64_t turn_ = 0;
   std::string spill_directory_;
+  int host_node_ = HostPool::kAnyNode;  // where its tenants' pinned memory shall be
   Stats stats_;
 };
 

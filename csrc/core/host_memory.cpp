@@ -1,5 +1,7 @@
 #include "core/host_memory.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -77,6 +79,12 @@ Bytes cgroup_headroom(const std::string& own, const std::string& root) {
     }
   }
   return left;
+}
+
+std::optional<Bytes> memlock_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  return limit.rlim_cur;
 }
 
 Bytes host_bytes_available() {

@@ -96,7 +96,7 @@ void Device::load_spilled(Tenant& tenant) {
     return std::pair(a.region.get(), a.get().file.get()) <
            std::pair(b.region.get(), b.get().file.get());
   });
-  auto extents = host_pool_->allocate(tenant.job, block_bytes_, slots.size());
+  auto extents = host_pool_->allocate(tenant.job, block_bytes_, slots.size(), host_node_);
   for (std::size_t begin = 0; begin < slots.size();) {
     const StateFile& file = *slots[begin].get().file;
     const std::string& tag = slots[begin].region->tag;

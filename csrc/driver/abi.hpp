@@ -89,6 +89,7 @@ inline constexpr int kAttributeAsyncEngineCount = 40;
 inline constexpr int kAttributeVirtualMemoryManagement = 102;
 inline constexpr int kAttributePosixFdHandles = 103;
 inline constexpr int kAttributeGpuDirectRdmaWithVmm = 110;
+inline constexpr int kAttributeHostNumaId = 134;  // since CUDA 12.2
 
 inline constexpr unsigned kStreamDefault = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;

@@ -313,6 +313,31 @@ def switch(
     return 0
 
 
+@bench_app.command(epilog="Example: weave bench pool --full --out pool.json")
+def pool(
+    device: Device = "auto",
+    full: Annotated[bool, typer.Option("--full", help="8 GiB instead of 2, more rounds.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How pinned memory grows, what it costs, and what spilling to a file costs."""
+    import importlib
+
+    if out is not None:
+        check_target(out)
+    benchmark = importlib.import_module("weave_rt.benchmarks.pool")
+    record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [bench_table(record)], as_json)
+    for line in benchmark.lines(record):
+        _say(line, as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
+
+
 @bench_app.command(epilog="Example: weave bench sched --full --out sched.json")
 def sched(
     full: Annotated[bool, typer.Option("--full", help="10,000 jobs, 80 jobs exactly.")] = False,

@@ -89,8 +89,6 @@ def _refusals(loaded: SpecFile) -> Iterator[SpecError]:
             f"the {len(spec.jobs)} jobs form one group; allow that many or run fewer",
             *("scheduler", "max_group"),
         )
-    if spec.host.spill is not None:
-        yield loaded.error(f"spilling {_LATER}; remove the key", "host", "spill")
     if spec.plan != "auto":
         yield loaded.error(f"{spec.plan} {_LATER}; use auto", "plan")
 

@@ -142,6 +142,7 @@ static_assert(is(cu::kAttributePosixFdHandles,
                  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED));
 static_assert(is(cu::kAttributeGpuDirectRdmaWithVmm,
                  CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED));
+static_assert(is(cu::kAttributeHostNumaId, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
 
 static_assert(is(cu::kStreamDefault, CU_STREAM_DEFAULT));
 static_assert(is(cu::kStreamNonBlocking, CU_STREAM_NON_BLOCKING));
