@@ -21,6 +21,7 @@ from weave_scheduler.planning import run_order
 from weave_scheduler.progress import Screen
 from weave_scheduler.records import load_run
 from weave_scheduler.session import run_spec
+from weave_scheduler.document import SpecError
 from weave_scheduler.specfile import parse_spec
 
 # Two jobs that do not fit together: 3.5 GB each, on models of 6 GB devices (about 90 blocks).
@@ -310,6 +311,24 @@ def test_the_host_budget_is_that_of_the_real_job():
     text = SPEC.replace("jobs:", "host: {budget: 0.5GB}\njobs:", 1)
     run = live.run_jobs(parse_spec(text), ["a", "b"], Silent(), lambda: False)
     assert any("HostMemoryError" in (job.error or "") for job in run.jobs)
+
+
+def test_beyond_the_host_budget_jobs_spill_and_every_byte_is_right(tmp_path):
+    # Both jobs check all their bytes in each phase; the budget that is refused above is enough now.
+    text = SPEC.replace("jobs:", "host: {budget: 0.5GB, spill: spilled}\njobs:", 1)
+    run = live.run_jobs(parse_spec(text, folder=tmp_path), ["a", "b"], Silent(), lambda: False)
+    assert not run.failed
+    plain = live.run_jobs(parse_spec(SPEC), ["a", "b"], Silent(), lambda: False)
+    digests = [[job.weights_digest for job in one.jobs] for one in (run, plain)]
+    assert digests[0] == digests[1]
+    assert not list((tmp_path / "spilled").iterdir())
+
+
+def test_a_spill_directory_that_cannot_be_made_is_the_users_mistake(tmp_path):
+    (tmp_path / "file").write_text("")
+    text = SPEC.replace("jobs:", "host: {spill: file/spilled}\njobs:", 1)
+    with pytest.raises(SpecError, match=r"host\.spill.*Not a directory"):
+        live.run_jobs(parse_spec(text, folder=tmp_path), ["a", "b"], Silent(), lambda: False)
 
 
 def test_a_record_survives_its_journey():

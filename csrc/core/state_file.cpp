@@ -144,7 +144,7 @@ void StateFile::read(const StateTensor& tensor, Bytes at, std::byte* into, Bytes
 StateWriter::StateWriter(std::string path, Metadata metadata, std::vector<StateTensor> tensors,
                          unsigned mode)
     : path_(std::move(path)),
-      temporary_path_(path_ + ".tmp"),
+      temporary_path_(path_ + "." + std::to_string(getpid()) + ".tmp"),
       metadata_(std::move(metadata)),
       tensors_(std::move(tensors)) {
   for (auto& tensor : tensors_) tensor.checksum = kUnknownChecksum;
@@ -154,7 +154,6 @@ StateWriter::StateWriter(std::string path, Metadata metadata, std::vector<StateT
     tensor.offset = offset;
     offset += tensor.bytes;
   }
-  unlink(temporary_path_.c_str());
   descriptor_ = open(temporary_path_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, mode);
   if (descriptor_ < 0) fail(std::strerror(errno));
   flock(descriptor_, LOCK_EX | LOCK_NB);  // tells other processes that its owner lives
