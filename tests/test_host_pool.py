@@ -27,7 +27,7 @@ from weave_rt import (
 from weave_rt._core import FaultScope
 from weave_rt.benchmarks.pool import Resident
 
-SPEC = "emulated:h20?scale=4096&speed=1000&capacity=8MiB&copy=0ns&map=0ns&access=0ns&unmap=0ns"
+SPEC = "emulated:h20?scale=4096&speed=100&capacity=8MiB&copy=0ns&map=0ns&access=0ns&unmap=0ns"
 MIB = 1 << 20
 
 
@@ -205,7 +205,7 @@ sys.stdout.write("spilled")
 
 def test_closing_and_rescuing_hold_nothing_twice(tmp_path: Path) -> None:
     size = 96 * MIB
-    spec = "emulated:h20?scale=1024&speed=1000&capacity=256MiB&block=4MiB"
+    spec = "emulated:h20?scale=1024&speed=50&capacity=256MiB&block=4MiB"
     device = open_device(spec, spill_directory=str(tmp_path / "spill"))
     try:
         owner = Owner(device, "a", size, 1)

@@ -16,12 +16,12 @@ import pytest
 import weave_rt
 from weave_rt.errors import GrowthRefused
 from weave_scheduler import jobs, live
+from weave_scheduler.document import SpecError
 from weave_scheduler.jobs import JobResult
 from weave_scheduler.planning import run_order
 from weave_scheduler.progress import Screen
 from weave_scheduler.records import load_run
 from weave_scheduler.session import run_spec
-from weave_scheduler.document import SpecError
 from weave_scheduler.specfile import parse_spec
 
 # Two jobs that do not fit together: 3.5 GB each, on models of 6 GB devices (about 90 blocks).
@@ -314,8 +314,8 @@ def test_the_host_budget_is_that_of_the_real_job():
 
 
 def test_beyond_the_host_budget_jobs_spill_and_every_byte_is_right(tmp_path):
-    # Both jobs check all their bytes in each phase; the budget that is refused above is enough now.
-    text = SPEC.replace("jobs:", "host: {budget: 0.5GB, spill: spilled}\njobs:", 1)
+    # 12 GB to keep, and both jobs check all their bytes in each phase.
+    text = SPEC.replace("jobs:", "host: {budget: 7GB, spill: spilled}\njobs:", 1)
     run = live.run_jobs(parse_spec(text, folder=tmp_path), ["a", "b"], Silent(), lambda: False)
     assert not run.failed
     plain = live.run_jobs(parse_spec(SPEC), ["a", "b"], Silent(), lambda: False)

@@ -443,7 +443,7 @@ TEST(sweep_a_growth_that_spills) {
         plan.from_then_on = from_then_on;
         const cu::FaultScope fault(plan);
         try {
-          crowd.device->prepare(region, 8 * kBlock);
+          b.spans.push_back(crowd.device->allocate(region, 8 * kBlock, 512));
         } catch (const DriverError&) {
         }
         hit = fault.calls_failed();
