@@ -5,7 +5,7 @@ Cases: ``growth`` in two arms, ``weave`` (pieces, several threads, huge pages wh
 them) and ``plain`` (one mapping, touched by one thread, registered as a whole), of the same
 bytes; ``spill`` (pinned memory to a file, synced) and ``return`` (a resume that loads from the
 file). The key ``pool`` of the record has the page kind, the overhead in bytes, seconds per GiB, and
-by how much the process grew beyond its pool during spill and return. Contents are compared.
+how much was resident during spill and return beyond the larger of before and after.
 
 Run alone: ``python -m weave_rt.benchmarks.pool --help``.
 """
@@ -40,12 +40,13 @@ _JOB = "bench"
 
 class Resident:
     """The largest resident size of this process, in bytes, while the context is entered; sampled,
-    and from the kernel's own high-water mark where it can be reset. ``before``: at entry."""
+    and from the kernel's own high-water mark where it can be reset. ``before`` and ``after``: at
+    entry and exit."""
 
     _EVERY_S = 0.005
 
     def __init__(self) -> None:
-        self.before = self.peak = self._now()
+        self.before = self.after = self.peak = self._now()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -77,11 +78,13 @@ class Resident:
         self._over.set()
         self._thread.join()
         mark = self._status("VmHWM:") if self._has_mark else 0
-        self.peak = max(self.peak, self._now(), mark)
+        self.after = self._now()
+        self.peak = max(self.peak, self.after, mark)
 
     @property
     def growth(self) -> int:
-        return self.peak - self.before
+        """Beyond the larger of what was there before and what is there after: what was staged."""
+        return self.peak - max(self.before, self.after)
 
 
 def _growth(
@@ -159,13 +162,11 @@ def _spilling(
                 running.core.spill()
                 spilled_s = time.perf_counter() - started
             growth["spill"] = max(growth["spill"], resident.growth)
-            before = pool.bytes_registered
             with Resident() as resident:
                 started = time.perf_counter()
                 waiting.core.resume()
                 loaded_s = time.perf_counter() - started
-            more = max(0, pool.bytes_registered - before)
-            growth["return"] = max(growth["return"], resident.growth - more)
+            growth["return"] = max(growth["return"], resident.growth)
             if index > 0:
                 spill.samples_s.append(spilled_s)
                 load.samples_s.append(loaded_s)
@@ -245,8 +246,8 @@ def lines(result: dict[str, Any]) -> list[str]:
         f" ahead, {pool['overhead_in_use']:.2%} in use",
         f"growth {pool['seconds_per_gib']:.3f} s per GiB, {ratio:.2f} of touching by one thread and"
         " registering as a whole",
-        f"grew beyond the pool by {pool['resident_growth_spill'] / 2**20:.1f} MiB while it spilled"
-        f" and {pool['resident_growth_return'] / 2**20:.1f} MiB while it came back",
+        f"staged {pool['resident_growth_spill'] / 2**20:.1f} MiB of memory while it spilled and"
+        f" {pool['resident_growth_return'] / 2**20:.1f} MiB while it came back",
     ]
 
 
