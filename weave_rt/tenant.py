@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,45 @@ def naming_tensors() -> Iterator[None]:
         if error.tensor:
             error.args = (f"{error}; the first difference is in tensor {error.tensor}",)
         raise
+
+
+class _Saved(MutableMapping[str, builtins.bytes]):
+    """What can be read of a tenant's regions, by tag: read when it is taken, so that no more than
+    one tag is held besides what it is copied to. Empty where reading fails."""
+
+    def __init__(self, core: CoreTenant, label: str) -> None:
+        self._core, self._label = core, label
+        try:
+            self._tags = dict.fromkeys(core.rescuable())
+        except Exception as error:
+            self._failed(error)
+            self._tags = {}
+
+    def _failed(self, error: Exception) -> None:
+        log.error("%s: nothing can be saved: %s", self._label, error)
+
+    def __getitem__(self, tag: str) -> builtins.bytes:
+        if tag not in self._tags:
+            raise KeyError(tag)
+        try:
+            return self._core.rescue(tag)[tag]
+        except KeyError:
+            raise
+        except Exception as error:
+            self._failed(error)
+            raise KeyError(tag) from error
+
+    def __setitem__(self, tag: str, data: builtins.bytes) -> None:
+        raise TypeError("what a tenant has is read, not set")
+
+    def __delitem__(self, tag: str) -> None:
+        del self._tags[tag]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tags)
+
+    def __len__(self) -> int:
+        return len(self._tags)
 
 
 class Buffer:
@@ -377,20 +416,11 @@ class Tenant:
         """Write every region whose bytes are complete to a safetensors file, in any state.
 
         One uint8 tensor per tag; the metadata key ``tensors`` is JSON: name ->
-        {tag, offset, nbytes, dtype, shape}. Returns the tags written.
-        Raises UsageError where safetensors is not installed."""
-        try:
-            writer = importlib.import_module("safetensors.numpy")
-        except ImportError:
-            raise UsageError("rescue() writes safetensors; pip install safetensors") from None
-        import numpy
-
-        saved = self.core.rescue()
-        tensors = {tag: numpy.frombuffer(data, numpy.uint8) for tag, data in saved.items()}
+        {tag, offset, nbytes, dtype, shape}. The bytes are streamed: nothing is held in memory a
+        second time. Returns the tags written. Raises StateFileError."""
         index = self._book.index() if self._book is not None else {}
         metadata = {"job": self.job, "tenant": self.name, "tensors": json.dumps(index)}
-        writer.save_file(tensors, os.fspath(path), metadata)
-        return sorted(saved)
+        return sorted(self.core.rescue_to(os.fspath(path), metadata))
 
     def close(self) -> None:
         """Give everything back; managed tensors hold the same values in ordinary memory, those
@@ -406,21 +436,13 @@ class Tenant:
             if core.running:
                 self._book.scan_quietly()
             try:
-                self._book.evict(self._saved(core))  # no name: the bytes go tag by tag
+                self._book.evict(_Saved(core, f"job {self.job}, tenant {self.name}"))
             except TenantFailed as error:
                 lost = error
         self._core = None  # with it go the regions' addresses, where no storage is any more
         core.close()
         if lost is not None:
             raise lost
-
-    def _saved(self, core: CoreTenant) -> dict[str, builtins.bytes]:
-        """What can be read of the regions, by tag; nothing where reading itself fails."""
-        try:
-            return core.rescue()
-        except Exception as error:
-            log.error("job %s, tenant %s: nothing can be saved: %s", self.job, self.name, error)
-            return {}
 
     def mark_clean(self, tag: str) -> None:
         """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference

@@ -126,6 +126,15 @@ std::size_t Tenant::slots_on_device() const {
   return static_cast<std::size_t>(count);
 }
 
+std::size_t Tenant::slots_spilled() const {
+  std::ptrdiff_t count = 0;
+  for (const auto& region : regions) {
+    count +=
+        std::ranges::count_if(region->slots, [](const Slot& slot) { return slot.file != nullptr; });
+  }
+  return static_cast<std::size_t>(count);
+}
+
 bool Tenant::all_mapped() const {
   return std::ranges::all_of(regions, [](const auto& region) {
     return std::ranges::all_of(region->slots,

@@ -13,6 +13,7 @@
 
 #include "core/host_pool.hpp"
 #include "core/space.hpp"
+#include "core/state_file.hpp"
 #include "core/vmm.hpp"
 
 namespace weave {
@@ -35,7 +36,8 @@ struct Piece {
 // One block's worth of a region. Where its bytes are:
 //   frame_valid  in the frame
 //   host_valid   in the extent. With both, the two are equal and the frame is free to go
-//   neither      lost (discard), or never there
+//   file         in a file (spilled): not in memory, until load_spilled()
+//   none         lost (discard), or never there
 // A frame that is not valid is only a place: it is copied into before the tenant runs. `frame` set
 // and unmapped only in a suspended tenant.
 struct Slot {
@@ -44,9 +46,12 @@ struct Slot {
   Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
   bool frame_valid = false;
-  // With verification: what was copied to the host, and its block checksum. Empty: not known.
+  // With verification: what was copied to the host, and its block checksum. Empty: not known. While
+  // the bytes are in a file, `host` of these is null.
   std::vector<Range> checked;
   std::uint64_t checksum = 0;
+  std::shared_ptr<const StateFile> file;  // its only copy is there, and it has no extent
+  Bytes file_offset = 0;                  // in the tensor of its tag
 };
 
 class Region {
@@ -132,12 +137,14 @@ class Tenant {
   std::weak_ptr<Publication> publication;  // the one that was begun last
   std::vector<NextVersion> committed;      // counts as soon as the tenant does not run
   Bytes background_bytes = 0;              // copied in the background for it since its last switch
+  std::int64_t stopped_ns = 0;             // when it last ran; compared between devices
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;
   bool all_mapped() const;
   // It runs, and with this region: nobody may take its blocks, and its bytes may be touched.
   bool uses(const Region& region) const { return running && region.selected; }
+  std::size_t slots_spilled() const;
   // Bring every region's `state` in line with its slots.
   void refresh_states();
 };

@@ -19,11 +19,12 @@ struct Size {
 
 struct Fleet {
   Fleet(int usable_blocks, const std::vector<Size>& sizes, bool threaded = false,
-        const char* spec = kTwoHundredBlocks)
+        const char* spec = kTwoHundredBlocks, const std::string& spill_directory = "")
       : emulated(spec) {
     auto options = options_with();
     options.usable_bytes = static_cast<Bytes>(usable_blocks) * kBlock;
     options.background_thread = threaded;
+    options.spill_directory = spill_directory;
     device = std::make_shared<Device>(emulated.driver, options);
     members.resize(sizes.size());
     const char* const names[] = {"a", "b", "c", "d", "e"};
