@@ -14,13 +14,14 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from weave_rt._core import Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
+from weave_rt.tags import DEFAULT_POLICIES, POLICIES, PageTable, TagCalls, check_policies
 
 if TYPE_CHECKING:
     import torch
@@ -31,36 +32,11 @@ __all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies",
 
 log = logging.getLogger("weave_rt")
 
-POLICIES = ("keep", "reload", "discard")
-
-DEFAULT_POLICIES: Mapping[str, str] = {
-    "weights": "keep",
-    "grads": "keep",
-    "optimizer": "keep",
-    "kv_cache": "discard",
-    "cuda_graph": "keep",
-    "buffers": "keep",
-    "scratch": "discard",
-    "other": "keep",
-}
-
-
 _TAGS = frozenset(DEFAULT_POLICIES)
 
-PageTable = Callable[[], tuple[Iterable[int], Iterable[int]]]
 
 # Every tenant that somebody refers to, to find whose bytes an address or an error is about.
 _open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
-
-
-def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
-    for tag, policy in (tags or {}).items():
-        if tag not in DEFAULT_POLICIES:
-            raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
-        if policy not in POLICIES:
-            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
-    return {**DEFAULT_POLICIES, **(tags or {})}
 
 
 def _listed(tags: Sequence[str] | None) -> list[str] | None:
@@ -115,7 +91,7 @@ class Buffer:
         return memoryview(self._span).cast("B")
 
 
-class Tenant:
+class Tenant(TagCalls):
     """The state of one job on one device for one pool: regions suspended and resumed as one.
 
     Args:
@@ -124,9 +100,8 @@ class Tenant:
         job, pool: used in messages; `pool` also names the phase to wrap an access in.
         tags: policy by tag (``keep``, ``reload`` or ``discard``) where the default does not fit.
 
-    Touching managed memory while the tenant is not resident raises NotResident where this library
-    is asked, and faults where it is not. Errors of the core pass through (DriverError,
-    GrowthRefused, HostMemoryError, ResumeFailed, DrainTimeout, TenantFailed)."""
+    Touching managed memory while not resident raises NotResident where this library is asked, and
+    faults where it is not. Errors of the core pass through: DriverError, GrowthRefused, ..."""
 
     def __init__(
         self,
@@ -413,61 +388,6 @@ class Tenant:
         except Exception as error:
             log.error("job %s, tenant %s: nothing can be saved: %s", self.job, self.name, error)
             return {}
-
-    def mark_clean(self, tag: str) -> None:
-        """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference
-        model, an adapter that is not trained): they leave for the host once, and later departures
-        move nothing out. What is put into the tag afterwards leaves once, too.
-
-        Raises UsageError unless the policy is keep."""
-        self.region_of(tag).mark_clean()
-
-    def mark_dirty(self, tag: str) -> None:
-        """Before writing to a tag that was marked clean, or written back early."""
-        self.region_of(tag).mark_dirty()
-
-    def pin(self, tag: str) -> None:
-        """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
-        registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
-        RegionPinned."""
-        self.region_of(tag).pin()
-
-    def unpin(self, tag: str) -> None:
-        """Raises UsageError if `tag` is not pinned."""
-        self.region_of(tag).unpin()
-
-    def page_table(self, tag: str, table: PageTable | None) -> None:
-        """Say which bytes of a ``keep`` tag are in use (a paged KV cache): only these move.
-
-        `table` is called whenever the tenant stops, while its memory can be read, and returns
-        offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
-        many of each); :meth:`pages` makes them. What is in none of them is undefined after a
-        return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
-        region, is raised by what stops the tenant, before anything has moved."""
-        region = self.region_of(tag)
-        if region.policy != "keep":
-            raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
-        if table is not None:
-            self._page_tables[tag] = table
-        elif self._page_tables.pop(tag, None) is not None:
-            self.check_resident(tag)
-            region.clear_pages()
-
-    def pages(
-        self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
-    ) -> tuple[list[int], list[int]]:
-        """Offsets in their region and sizes, in bytes, of ``tensor.select(dim, i)`` for each i of
-        `indices`: pages of a KV cache like (2, pages, tokens, heads, size) with dim=1.
-
-        Raises UsageError for a tensor that is not contiguous or not in a region of this tenant,
-        and for an index outside it."""
-        return self.torch_book().pages(tensor, indices, dim)
-
-    def set_fill(self, tag: str, fill: str) -> None:
-        """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
-        was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
-        writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
-        self.region_of(tag).set_fill(fill)
 
     def _before_leaving(self) -> None:
         if not self.resident:
