@@ -78,6 +78,7 @@ class Engine:
         self.cache = caches(lambda: self.tenant.empty(SHAPE, "float32", "kv_cache"))
         self.generation = Generation(model, self.cache, ORDER)
         self.tenant.page_table("kv_cache", self.table)
+        self.tenant.release()
         self.other = Tenant(device, "other")
         self.other.resume()
         self.noise = self.other.buffer(device.usable_bytes, "scratch")

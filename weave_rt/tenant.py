@@ -8,19 +8,20 @@ the core.
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
+from weave_rt.saved import Saved
+from weave_rt.tags import DEFAULT_POLICIES, POLICIES, PageTable, TagCalls, check_policies
 
 if TYPE_CHECKING:
     import torch
@@ -31,36 +32,10 @@ __all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies",
 
 log = logging.getLogger("weave_rt")
 
-POLICIES = ("keep", "reload", "discard")
-
-DEFAULT_POLICIES: Mapping[str, str] = {
-    "weights": "keep",
-    "grads": "keep",
-    "optimizer": "keep",
-    "kv_cache": "discard",
-    "cuda_graph": "keep",
-    "buffers": "keep",
-    "scratch": "discard",
-    "other": "keep",
-}
-
-
 _TAGS = frozenset(DEFAULT_POLICIES)
-
-PageTable = Callable[[], tuple[Iterable[int], Iterable[int]]]
 
 # Every tenant that somebody refers to, to find whose bytes an address or an error is about.
 _open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
-
-
-def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
-    for tag, policy in (tags or {}).items():
-        if tag not in DEFAULT_POLICIES:
-            raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
-        if policy not in POLICIES:
-            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
-    return {**DEFAULT_POLICIES, **(tags or {})}
 
 
 def _listed(tags: Sequence[str] | None) -> list[str] | None:
@@ -82,45 +57,6 @@ def naming_tensors() -> Iterator[None]:
         if error.tensor:
             error.args = (f"{error}; the first difference is in tensor {error.tensor}",)
         raise
-
-
-class _Saved(MutableMapping[str, builtins.bytes]):
-    """What can be read of a tenant's regions, by tag: read when it is taken, so that no more than
-    one tag is held besides what it is copied to. Empty where reading fails."""
-
-    def __init__(self, core: CoreTenant, label: str) -> None:
-        self._core, self._label = core, label
-        try:
-            self._tags = dict.fromkeys(core.rescuable())
-        except Exception as error:
-            self._failed(error)
-            self._tags = {}
-
-    def _failed(self, error: Exception) -> None:
-        log.error("%s: nothing can be saved: %s", self._label, error)
-
-    def __getitem__(self, tag: str) -> builtins.bytes:
-        if tag not in self._tags:
-            raise KeyError(tag)
-        try:
-            return self._core.rescue(tag)[tag]
-        except KeyError:
-            raise
-        except Exception as error:
-            self._failed(error)
-            raise KeyError(tag) from error
-
-    def __setitem__(self, tag: str, data: builtins.bytes) -> None:
-        raise TypeError("what a tenant has is read, not set")
-
-    def __delitem__(self, tag: str) -> None:
-        del self._tags[tag]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tags)
-
-    def __len__(self) -> int:
-        return len(self._tags)
 
 
 class Buffer:
@@ -154,7 +90,7 @@ class Buffer:
         return memoryview(self._span).cast("B")
 
 
-class Tenant:
+class Tenant(TagCalls):
     """The state of one job on one device for one pool: regions suspended and resumed as one.
 
     Args:
@@ -163,9 +99,8 @@ class Tenant:
         job, pool: used in messages; `pool` also names the phase to wrap an access in.
         tags: policy by tag (``keep``, ``reload`` or ``discard``) where the default does not fit.
 
-    Touching managed memory while the tenant is not resident raises NotResident where this library
-    is asked, and faults where it is not. Errors of the core pass through (DriverError,
-    GrowthRefused, HostMemoryError, ResumeFailed, DrainTimeout, TenantFailed)."""
+    Touching managed memory while not resident raises NotResident where this library is asked, and
+    faults where it is not. Errors of the core pass through: DriverError, GrowthRefused, ..."""
 
     def __init__(
         self,
@@ -436,68 +371,13 @@ class Tenant:
             if core.running:
                 self._book.scan_quietly()
             try:
-                self._book.evict(_Saved(core, f"job {self.job}, tenant {self.name}"))
+                self._book.evict(Saved(core, f"job {self.job}, tenant {self.name}"))
             except TenantFailed as error:
                 lost = error
         self._core = None  # with it go the regions' addresses, where no storage is any more
         core.close()
         if lost is not None:
             raise lost
-
-    def mark_clean(self, tag: str) -> None:
-        """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference
-        model, an adapter that is not trained): they leave for the host once, and later departures
-        move nothing out. What is put into the tag afterwards leaves once, too.
-
-        Raises UsageError unless the policy is keep."""
-        self.region_of(tag).mark_clean()
-
-    def mark_dirty(self, tag: str) -> None:
-        """Before writing to a tag that was marked clean, or written back early."""
-        self.region_of(tag).mark_dirty()
-
-    def pin(self, tag: str) -> None:
-        """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
-        registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
-        RegionPinned."""
-        self.region_of(tag).pin()
-
-    def unpin(self, tag: str) -> None:
-        """Raises UsageError if `tag` is not pinned."""
-        self.region_of(tag).unpin()
-
-    def page_table(self, tag: str, table: PageTable | None) -> None:
-        """Say which bytes of a ``keep`` tag are in use (a paged KV cache): only these move.
-
-        `table` is called whenever the tenant stops, while its memory can be read, and returns
-        offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
-        many of each); :meth:`pages` makes them. What is in none of them is undefined after a
-        return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
-        region, is raised by what stops the tenant, before anything has moved."""
-        region = self.region_of(tag)
-        if region.policy != "keep":
-            raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
-        if table is not None:
-            self._page_tables[tag] = table
-        elif self._page_tables.pop(tag, None) is not None:
-            self.check_resident(tag)
-            region.clear_pages()
-
-    def pages(
-        self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
-    ) -> tuple[list[int], list[int]]:
-        """Offsets in their region and sizes, in bytes, of ``tensor.select(dim, i)`` for each i of
-        `indices`: pages of a KV cache like (2, pages, tokens, heads, size) with dim=1.
-
-        Raises UsageError for a tensor that is not contiguous or not in a region of this tenant,
-        and for an index outside it."""
-        return self.torch_book().pages(tensor, indices, dim)
-
-    def set_fill(self, tag: str, fill: str) -> None:
-        """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
-        was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
-        writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
-        self.region_of(tag).set_fill(fill)
 
     def _before_leaving(self) -> None:
         if not self.resident:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weave_rt._core import Region
 from weave_rt.adapters.guard import Guard
 from weave_rt.adapters.mode import RegionMode
 from weave_rt.adapters.storage import (
@@ -35,14 +34,7 @@ from weave_rt.adapters.storage import (
     storage_bytes,
     torch_device,
 )
-from weave_rt.adapters.walk import (
-    PLAIN_TYPES,
-    Entry,
-    label_of,
-    lie_within,
-    plain_tensors,
-    walk,
-)
+from weave_rt.adapters.walk import PLAIN_TYPES, Entry, label_of, lie_within, plain_tensors, walk
 from weave_rt.errors import StateChanged, TenantFailed, UsageError
 
 if TYPE_CHECKING:
@@ -94,22 +86,6 @@ class Book:
     @property
     def modules(self) -> list[torch.nn.Module]:
         return self._modules
-
-    def pages(
-        self, tensor: torch.Tensor, indices: Sequence[int], dim: int
-    ) -> tuple[list[int], list[int]]:
-        """See `Tenant.pages`."""
-        region = next((r for r in self._tenant.regions if _is_in(tensor, r)), None)
-        if region is None or not tensor.is_contiguous():
-            raise UsageError("pages are of a contiguous tensor in a region of this tenant")
-        count = tensor.shape[dim]
-        if any(not 0 <= i < count for i in indices):
-            raise UsageError(f"a page index is not in 0 to {count - 1}")
-        nbytes = prod(tensor.shape[dim + 1 :]) * tensor.element_size()
-        start = tensor.data_ptr() - region.address
-        rows = range(prod(tensor.shape[:dim]))
-        offsets = [start + (row * count + index) * nbytes for row in rows for index in indices]
-        return offsets, [nbytes] * len(offsets)
 
     def name_at(self, tag: str, offset: int) -> str:
         """The storage at an offset of a region, or ""."""
@@ -410,10 +386,6 @@ def _quiet_torch() -> Iterator[None]:
     """Our own operations: no graph, and no mode of the caller's sees them."""
     with torch.no_grad(), _disable_current_modes():
         yield
-
-
-def _is_in(tensor: torch.Tensor, region: Region) -> bool:
-    return 0 <= tensor.data_ptr() - region.address < region.bytes_reserved
 
 
 def _same(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
