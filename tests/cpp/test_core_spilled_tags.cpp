@@ -157,7 +157,8 @@ TEST(a_spill_takes_over_from_the_background_at_any_moment) {
     fleet.turn(1);
     fleet.turn(0);
     const auto copy = fleet.prefetch(2);
-    while (copy->bytes_done() < static_cast<Bytes>(round) * kBlock && !copy->finished()) copy->wait(0.001);
+    while (copy->bytes_done() < static_cast<Bytes>(round) * kBlock && !copy->finished())
+      copy->wait(0.001);
     fleet.device->spill(fleet.tenant(2));
     CHECK(copy->wait(60));
     const auto place = fleet.device->place(fleet.tenant(2));
@@ -172,7 +173,7 @@ TEST(pages_that_come_into_use_while_their_block_is_written_back_are_not_lost) {
               (std::string(kTwoHundredBlocks) + "&h2d=200KB/s&d2h=200KB/s").c_str());
   fleet.enter(0);
   auto& one = fleet.members[0];
-  std::vector<weave::Piece> pages;
+  std::vector<Piece> pages;
   for (Bytes block = 0; block < 8; ++block) pages.push_back({block * kBlock, 3072});
   fleet.device->set_pages(one.keep, pages);
   const auto copy = fleet.device->write_back(one.tenant, "weights");
