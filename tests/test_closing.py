@@ -22,7 +22,7 @@ from weave_rt.adapters.torch import Book
 class Core:
     """The core's tenant with some of its methods replaced."""
 
-    def __init__(self, core: Any, **replaced: Callable[[], Any]) -> None:
+    def __init__(self, core: Any, **replaced: Callable[..., Any]) -> None:
         self._core = core
         self.__dict__.update(replaced)
 
@@ -30,8 +30,8 @@ class Core:
         return getattr(self._core, name)
 
 
-def raising(error: BaseException) -> Callable[[], Any]:
-    def raise_it() -> Any:
+def raising(error: BaseException) -> Callable[..., Any]:
+    def raise_it(*args: object) -> Any:
         raise error
 
     return raise_it

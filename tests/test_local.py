@@ -38,7 +38,9 @@ def test_host_pools_are_shared_by_kind_and_gpus_opened_once(
 ) -> None:
     class Core:
         @staticmethod
-        def open(spec: str, host_pool: object, budget_bytes: int, usable_bytes: int) -> Opened:
+        def open(
+            spec: str, host_pool: object, budget_bytes: int, usable_bytes: int, spill: str
+        ) -> Opened:
             return Opened(spec, host_pool, budget_bytes)
 
     monkeypatch.setattr(device_module, "Device", Core)

@@ -16,6 +16,7 @@ import pytest
 import weave_rt
 from weave_rt.errors import GrowthRefused
 from weave_scheduler import jobs, live
+from weave_scheduler.document import SpecError
 from weave_scheduler.jobs import JobResult
 from weave_scheduler.planning import run_order
 from weave_scheduler.progress import Screen
@@ -310,6 +311,24 @@ def test_the_host_budget_is_that_of_the_real_job():
     text = SPEC.replace("jobs:", "host: {budget: 0.5GB}\njobs:", 1)
     run = live.run_jobs(parse_spec(text), ["a", "b"], Silent(), lambda: False)
     assert any("HostMemoryError" in (job.error or "") for job in run.jobs)
+
+
+def test_beyond_the_host_budget_jobs_spill_and_every_byte_is_right(tmp_path):
+    # 12 GB to keep, and both jobs check all their bytes in each phase.
+    text = SPEC.replace("jobs:", "host: {budget: 7GB, spill: spilled}\njobs:", 1)
+    run = live.run_jobs(parse_spec(text, folder=tmp_path), ["a", "b"], Silent(), lambda: False)
+    assert not run.failed
+    plain = live.run_jobs(parse_spec(SPEC), ["a", "b"], Silent(), lambda: False)
+    digests = [[job.weights_digest for job in one.jobs] for one in (run, plain)]
+    assert digests[0] == digests[1]
+    assert not list((tmp_path / "spilled").iterdir())
+
+
+def test_a_spill_directory_that_cannot_be_made_is_the_users_mistake(tmp_path):
+    (tmp_path / "file").write_text("")
+    text = SPEC.replace("jobs:", "host: {spill: file/spilled}\njobs:", 1)
+    with pytest.raises(SpecError, match=r"host\.spill.*Not a directory"):
+        live.run_jobs(parse_spec(text, folder=tmp_path), ["a", "b"], Silent(), lambda: False)
 
 
 def test_a_record_survives_its_journey():

@@ -111,7 +111,6 @@ LATER = [
     ("tail: off", "tail: 0.8", "scheduler.tail"),
     ("intra: fifo", "mode: quantile", "scheduler.mode"),
     ("intra: fifo", "require_unsaturated_after: true", "scheduler.require_unsaturated_after"),
-    ("budget: 64GB", "spill: here", "host.spill"),
 ]
 
 

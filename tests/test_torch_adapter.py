@@ -383,8 +383,8 @@ def test_what_cannot_be_managed_is_named(pair: Pair) -> None:
         pair.tenant.empty(3, "float32", tag="wieghts")
     with pytest.raises(UsageError, match="not a torch dtype"):
         pair.tenant.empty(3, "float33")
-    with pytest.raises(UsageError, match="reload"):
-        Tenant(pair.tenant.device, "x", tags={"weights": "reload"})
+    with pytest.raises(UsageError, match="not keep, reload or discard"):
+        Tenant(pair.tenant.device, "x", tags={"weights": "forget"})
 
 
 def test_too_big_leaves_everything_in_place(pair: Pair) -> None:

@@ -59,6 +59,26 @@ def probe(spec: str) -> list[dict[str, str | int]]:
     device meanwhile. Raises UsageError, DeviceNotFound, DriverError."""
 
 @final
+class HostGrowth:
+    """A growth of a host pool that runs in the background. Pieces are used as they come."""
+
+    @property
+    def bytes_total(self) -> int: ...
+    @property
+    def bytes_done(self) -> int: ...  # registered by now, and not given back
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def cancelled(self) -> bool: ...  # ended before it was complete, by cancel()
+    @property
+    def error(self) -> str | None: ...  # why it failed
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended; false when the time is over. Raises what it failed with:
+        HostMemoryError, DriverError. Failed or cancelled, what nobody uses was given back."""
+    def cancel(self) -> None:
+        """Stop before the next step; does not wait."""
+
+@final
 class HostPool:
     """Pinned host memory. Made by Device.open; share one between the devices of a process."""
 
@@ -70,6 +90,18 @@ class HostPool:
     def bytes_used(self) -> int: ...
     @property
     def pieces(self) -> int: ...
+    def reserve(self, job: str, bytes: int, node: int = -1) -> HostGrowth:
+        """Grow ahead, for one job, in the background; rounded up to whole blocks. node: a NUMA
+        node to prefer. Raises HostMemoryError at once if the budget or the host cannot give it,
+        UsageError for zero bytes."""
+    def trim(self) -> int:
+        """Give back all pieces that nobody uses. Returns their bytes."""
+    def stats(self) -> dict[str, int | str | dict[int, int]]:
+        """bytes_registered, bytes_used, bytes_free (kept for their job), bytes_reserved (of these,
+        asked for ahead), bytes_growing, bytes_huge (mapped by huge pages), page_kind (``hugetlb``,
+        ``transparent`` or ``small``: of most bytes), pieces, registrations (ever), waits (for a
+        growth in the background), node_bytes (by NUMA node; -1 where the kernel does not confirm
+        it), memlock_bytes (absent where there is no limit)."""
 
 @final
 class Device:
@@ -79,9 +111,11 @@ class Device:
         host_pool: HostPool | None = None,
         host_budget_bytes: int = 0,
         usable_bytes: int = 0,
+        spill_directory: str = "",
     ) -> Device:
         """spec: ``emulated:h20?scale=64`` or ``cuda:0`` (``auto`` is resolved in Python).
-        usable_bytes caps what tenants may have; 0 for all that is free.
+        usable_bytes caps what tenants may have; 0 for all that is free. spill_directory: where the
+        bytes of idle tenants go when pinned memory is at its budget; empty: refused.
         Raises UsageError, DeviceNotFound, DriverError."""
     @property
     def spec(self) -> str: ...
@@ -162,6 +196,13 @@ class Device:
         """Seconds for plain pinned copies of so many bytes (in whole blocks) out and in at once,
         without the engine: the yardstick of the benchmarks. Its memory is kept until the
         device closes. Raises UsageError unless twice the larger one is free."""
+    def plain_pin(self, bytes: int) -> float:
+        """Seconds to pin so many bytes the plain way: one mapping, touched by one thread and
+        registered as a whole. Given back at once. Raises HostMemoryError, DriverError."""
+    def trim(self, bytes: int) -> int:
+        """Give device memory back to the driver: free blocks, then what idle tenants can discard.
+        Returns the bytes that the driver took back. Blocks are made again when somebody needs
+        them and the driver has memory; until then usable_bytes is smaller."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
     def set_verify(self, on: bool) -> None:
@@ -172,7 +213,9 @@ class Device:
     def stats(self) -> dict[str, int]:
         """Counters: blocks_created, blocks_free, blocks_total, switches, noop_suspends,
         noop_resumes, bytes_out, bytes_in, bytes_background_out, bytes_background_in,
-        background_errors, blocks_beyond_plan, cleanup_failures, pageable_copies (emulated)."""
+        background_errors, blocks_beyond_plan, blocks_released, bytes_trimmed, spills, loads,
+        bytes_spilled, bytes_loaded, bytes_in_files, cleanup_failures, pageable_copies
+        (emulated)."""
     def census(self) -> dict[str, int]:
         """What the emulated driver holds for this device now: handles, mappings, reservations,
         registrations, streams, events, bytes_used. Empty on a GPU."""
@@ -219,6 +262,8 @@ class Tenant:
     @property
     def bytes_resident(self) -> int: ...
     @property
+    def bytes_spilled(self) -> int: ...  # in files
+    @property
     def regions(self) -> list[Region]: ...
     def region(self, tag: str, policy: str = "keep", reserve_bytes: int = 0) -> Region:
         """Get or create the region of a tag; policy ``keep``, ``reload`` or ``discard``.
@@ -243,9 +288,17 @@ class Tenant:
     def publish(self) -> Publication:
         """Begin the next version of the ``reload`` regions, in host memory of its own, whoever has
         the device now. One at a time. Raises UsageError, HostMemoryError, TenantFailed."""
-    def rescue(self) -> dict[str, builtins.bytes]:
-        """The bytes of every region whose contents are still complete, by tag. For a tenant in
-        any state, FAILED included."""
+    def spill(self) -> int:
+        """Move what an idle tenant has in pinned memory to a file in the spill directory; done by
+        itself over the budget. Returns the bytes. Raises UsageError, StateFileError."""
+    def rescuable(self) -> dict[str, int]:
+        """Tags that rescue() may give, with their bytes."""
+    def rescue(self, tag: str = "") -> dict[str, builtins.bytes]:
+        """The bytes of every region (or of that of `tag` alone) whose contents are still complete,
+        by tag. For a tenant in any state, FAILED included."""
+    def rescue_to(self, path: str, metadata: dict[str, str]) -> list[str]:
+        """The same, to a safetensors file, without holding them in memory. Returns the tags.
+        Raises StateFileError."""
     def close(self) -> None: ...
 
 @final
@@ -289,6 +342,14 @@ class Region:
     def fill(self) -> str: ...
     @property
     def clean(self) -> bool: ...
+    def set_pages(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        """From now on only these bytes of a ``keep`` region are worth anything: they alone move.
+        In any order; they may touch or overlap. Raises UsageError for bytes outside the region,
+        NotResident."""
+    def clear_pages(self) -> None:
+        """All bytes count again."""
+    @property
+    def bytes_in_pages(self) -> int: ...  # of all pages; without them, bytes_allocated
     @property
     def version(self) -> int: ...  # how many were committed to this ``reload`` region
     @property

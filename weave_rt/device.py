@@ -44,6 +44,7 @@ def open_device(
     host_pool: HostPool | None = None,
     host_budget_bytes: int = 0,
     usable_bytes: int = 0,
+    spill_directory: str = "",
 ) -> Device:
     """Open a device: ``cuda:0``, ``emulated:h20?scale=64``, or ``auto``.
 
@@ -52,13 +53,19 @@ def open_device(
         host_pool: pinned host memory to share with another device of this process.
         host_budget_bytes: limit of a new host pool, 0 for none.
         usable_bytes: at most this much of the device for tenants, 0 for all that is free.
+        spill_directory: where the state of idle tenants goes when pinned memory is at its budget;
+            made if need be. Empty: a growth over the budget is refused.
 
     Warns when the host cannot copy as fast as an emulated spec says. Raises UsageError,
     DeviceNotFound, DriverError."""
     for name, value in (("host_budget_bytes", host_budget_bytes), ("usable_bytes", usable_bytes)):
         if not isinstance(value, int) or not 0 <= value < 2**63:
             raise UsageError(f"{name} is a number of bytes, 0 or more, not {value!r}")
-    device = Device.open(resolve_spec(spec, pool), host_pool, host_budget_bytes, usable_bytes)
+    if not isinstance(spill_directory, str):
+        raise UsageError(f"spill_directory is a path as text, not {spill_directory!r}")
+    device = Device.open(
+        resolve_spec(spec, pool), host_pool, host_budget_bytes, usable_bytes, spill_directory
+    )
     if device.host_limited:
         warnings.warn(
             f"this host copies slower than {device.spec} models: its timings are host_limited; "
@@ -76,13 +83,14 @@ def open_beside(
     pool: str = "rollout",
     host_budget_bytes: int = 0,
     usable_bytes: int = 0,
+    spill_directory: str = "",
 ) -> Device:
     """Open a device for use together with `others`, which are open in this process.
 
     A GPU that is among them is returned as it is; emulated devices are always new ones. The host
     pool is that of the others of the same kind, because one pool belongs to one driver; only the
     first of a kind makes one, with `host_budget_bytes`. usable_bytes: as :func:`open_device` takes
-    it. Raises like that."""
+    it. Each device spills to `spill_directory`, also for the others' sake. Raises like that."""
     resolved = resolve_spec(spec, pool)
     kind = resolved.partition(":")[0]
     alike = [other for other in others if other.kind == kind]
@@ -97,4 +105,5 @@ def open_beside(
         host_pool=shared,
         host_budget_bytes=budget,
         usable_bytes=usable_bytes,
+        spill_directory=spill_directory,
     )

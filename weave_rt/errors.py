@@ -23,6 +23,7 @@ __all__ = [
     "ResumeFailed",
     "StaleWeights",
     "StateChanged",
+    "StateFileError",
     "TenantFailed",
     "UsageError",
     "VerifyFailed",
@@ -181,6 +182,20 @@ class PhaseNesting(WeaveError, RuntimeError):
 
 class StaleWeights(WeaveError, RuntimeError):
     """A rollout was about to run on weights that are older than the policy's, or discarded."""
+
+
+class StateFileError(WeaveError, OSError):
+    """A file with a tenant's bytes cannot be written, or is not what was written.
+
+    Attributes:
+        path: the file.
+        tag: the tag whose bytes it concerns; empty where it is the whole file.
+    """
+
+    def __init__(self, message: str, *, path: str = "", tag: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        self.tag = tag
 
 
 class StateChanged(WeaveError, RuntimeError):

@@ -121,6 +121,14 @@ class PlainTenant:
     def set_fill(self, tag: str, fill: str) -> None:
         self._check(tag, None)
 
+    def page_table(self, tag: str, table: object) -> None:
+        self._check(tag, None)
+
+    def pages(
+        self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
+    ) -> tuple[list[int], list[int]]:
+        return [], []
+
     def release(self) -> None:
         return None
 

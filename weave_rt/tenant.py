@@ -8,7 +8,6 @@ the core.
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import json
 import logging
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING
 from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
+from weave_rt.saved import Saved
+from weave_rt.tags import DEFAULT_POLICIES, POLICIES, PageTable, TagCalls, check_policies
 
 if TYPE_CHECKING:
     import torch
@@ -31,34 +32,10 @@ __all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies",
 
 log = logging.getLogger("weave_rt")
 
-POLICIES = ("keep", "reload", "discard")
-
-DEFAULT_POLICIES: Mapping[str, str] = {
-    "weights": "keep",
-    "grads": "keep",
-    "optimizer": "keep",
-    "kv_cache": "discard",
-    "cuda_graph": "keep",
-    "buffers": "keep",
-    "scratch": "discard",
-    "other": "keep",
-}
-
-
 _TAGS = frozenset(DEFAULT_POLICIES)
 
 # Every tenant that somebody refers to, to find whose bytes an address or an error is about.
 _open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
-
-
-def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
-    """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
-    for tag, policy in (tags or {}).items():
-        if tag not in DEFAULT_POLICIES:
-            raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
-        if policy not in POLICIES:
-            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
-    return {**DEFAULT_POLICIES, **(tags or {})}
 
 
 def _listed(tags: Sequence[str] | None) -> list[str] | None:
@@ -113,7 +90,7 @@ class Buffer:
         return memoryview(self._span).cast("B")
 
 
-class Tenant:
+class Tenant(TagCalls):
     """The state of one job on one device for one pool: regions suspended and resumed as one.
 
     Args:
@@ -122,9 +99,8 @@ class Tenant:
         job, pool: used in messages; `pool` also names the phase to wrap an access in.
         tags: policy by tag (``keep``, ``reload`` or ``discard``) where the default does not fit.
 
-    Touching managed memory while the tenant is not resident raises NotResident where this library
-    is asked, and faults where it is not. Errors of the core pass through (DriverError,
-    GrowthRefused, HostMemoryError, ResumeFailed, DrainTimeout, TenantFailed)."""
+    Touching managed memory while not resident raises NotResident where this library is asked, and
+    faults where it is not. Errors of the core pass through: DriverError, GrowthRefused, ..."""
 
     def __init__(
         self,
@@ -140,6 +116,7 @@ class Tenant:
         self.device = device
         self._core: CoreTenant | None = device.add_tenant(name, job)
         self._book: Book | None = None
+        self._page_tables: dict[str, PageTable] = {}
         _open[id(self)] = self
 
     def __repr__(self) -> str:
@@ -374,20 +351,11 @@ class Tenant:
         """Write every region whose bytes are complete to a safetensors file, in any state.
 
         One uint8 tensor per tag; the metadata key ``tensors`` is JSON: name ->
-        {tag, offset, nbytes, dtype, shape}. Returns the tags written.
-        Raises UsageError where safetensors is not installed."""
-        try:
-            writer = importlib.import_module("safetensors.numpy")
-        except ImportError:
-            raise UsageError("rescue() writes safetensors; pip install safetensors") from None
-        import numpy
-
-        saved = self.core.rescue()
-        tensors = {tag: numpy.frombuffer(data, numpy.uint8) for tag, data in saved.items()}
+        {tag, offset, nbytes, dtype, shape}. The bytes are streamed: nothing is held in memory a
+        second time. Returns the tags written. Raises StateFileError."""
         index = self._book.index() if self._book is not None else {}
         metadata = {"job": self.job, "tenant": self.name, "tensors": json.dumps(index)}
-        writer.save_file(tensors, os.fspath(path), metadata)
-        return sorted(saved)
+        return sorted(self.core.rescue_to(os.fspath(path), metadata))
 
     def close(self) -> None:
         """Give everything back; managed tensors hold the same values in ordinary memory, those
@@ -403,7 +371,7 @@ class Tenant:
             if core.running:
                 self._book.scan_quietly()
             try:
-                self._book.evict(self._saved(core))  # no name: the bytes go tag by tag
+                self._book.evict(Saved(core, f"job {self.job}, tenant {self.name}"))
             except TenantFailed as error:
                 lost = error
         self._core = None  # with it go the regions' addresses, where no storage is any more
@@ -411,42 +379,12 @@ class Tenant:
         if lost is not None:
             raise lost
 
-    def _saved(self, core: CoreTenant) -> dict[str, builtins.bytes]:
-        """What can be read of the regions, by tag; nothing where reading itself fails."""
-        try:
-            return core.rescue()
-        except Exception as error:
-            log.error("job %s, tenant %s: nothing can be saved: %s", self.job, self.name, error)
-            return {}
-
-    def mark_clean(self, tag: str) -> None:
-        """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference
-        model, an adapter that is not trained): they leave for the host once, and later departures
-        move nothing out. What is put into the tag afterwards leaves once, too.
-
-        Raises UsageError unless the policy is keep."""
-        self.region_of(tag).mark_clean()
-
-    def mark_dirty(self, tag: str) -> None:
-        """Before writing to a tag that was marked clean, or written back early."""
-        self.region_of(tag).mark_dirty()
-
-    def pin(self, tag: str) -> None:
-        """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
-        registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
-        RegionPinned."""
-        self.region_of(tag).pin()
-
-    def unpin(self, tag: str) -> None:
-        """Raises UsageError if `tag` is not pinned."""
-        self.region_of(tag).unpin()
-
-    def set_fill(self, tag: str, fill: str) -> None:
-        """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
-        was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
-        writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
-        self.region_of(tag).set_fill(fill)
-
     def _before_leaving(self) -> None:
-        if self.resident:
-            self.scan()
+        if not self.resident:
+            return
+        self.scan()
+        for tag, table in self._page_tables.items():
+            region = self.region_of(tag)
+            if region.resident:
+                offsets, sizes = table()
+                region.set_pages([int(o) for o in offsets], [int(s) for s in sizes])

@@ -70,7 +70,8 @@ void bind_drivers(py::module_& module);     // FaultScope, call_counts, parse_em
 void bind_probe(py::module_& module);       // probe
 void bind_reports(py::module_& module);     // SwitchReport
 void bind_background(py::module_& module);  // BackgroundCopy
-void bind_device(py::module_& module);      // HostPool, Device
+void bind_host_pool(py::module_& module);   // HostPool, HostGrowth
+void bind_device(py::module_& module);      // Device
 void bind_memory(py::module_& module);      // Tenant, Region, Span
 void bind_tensor_copies(py::module_& module);  // TensorCopies
 void bind_publishing(py::module_& module);     // Publication, xxh3_64, block_checksum

@@ -1,4 +1,4 @@
-// bindings/device.cpp: HostPool and Device. The one place that opens a device: it
+// bindings/device.cpp: Device. The one place that opens a device: it
 // takes a table from drivers.cpp and hands the core a Driver, so that nothing below knows the kind.
 #include <algorithm>
 #include <map>
@@ -55,10 +55,12 @@ std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options
 }
 
 std::shared_ptr<DeviceObject> open(const std::string& spec, const HostPoolObject* pool,
-                                   Bytes host_budget_bytes, Bytes usable_bytes) {
+                                   Bytes host_budget_bytes, Bytes usable_bytes,
+                                   const std::string& spill_directory) {
   Device::Options options;
   options.usable_bytes = usable_bytes;
   options.host_budget = host_budget_bytes;
+  options.spill_directory = spill_directory;
   if (pool != nullptr) options.host_pool = pool->pool;
   std::shared_ptr<DeviceObject> object;
   if (spec.starts_with(kEmulated)) {
@@ -180,19 +182,6 @@ py::list tenants(const std::shared_ptr<DeviceObject>& self) {
   return result;
 }
 
-void bind_host_pool(py::module_& module) {
-  py::class_<HostPoolObject>(module, "HostPool")
-      .def_property_readonly("budget_bytes",
-                             [](const HostPoolObject& self) { return self.pool->budget(); })
-      .def_property_readonly("bytes_registered", locked([](const HostPoolObject& self) {
-                               return self.pool->registered();
-                             }))
-      .def_property_readonly("bytes_used",
-                             locked([](const HostPoolObject& self) { return self.pool->used(); }))
-      .def_property_readonly(
-          "pieces", locked([](const HostPoolObject& self) { return self.pool->pieces(); }));
-}
-
 }  // namespace
 
 int cuda_ordinal(const std::string& spec) {
@@ -205,10 +194,10 @@ int cuda_ordinal(const std::string& spec) {
 }
 
 void bind_device(py::module_& module) {
-  bind_host_pool(module);
   py::class_<DeviceObject, std::shared_ptr<DeviceObject>>(module, "Device")
       .def_static("open", &open, py::arg("spec"), py::arg("host_pool") = nullptr,
-                  py::arg("host_budget_bytes") = 0, py::arg("usable_bytes") = 0, ReleaseGil())
+                  py::arg("host_budget_bytes") = 0, py::arg("usable_bytes") = 0,
+                  py::arg("spill_directory") = "", ReleaseGil())
       .def_readonly("spec", &DeviceObject::spec)
       .def_readonly("kind", &DeviceObject::kind)
       .def_readonly("name", &DeviceObject::name)
@@ -259,6 +248,13 @@ void bind_device(py::module_& module) {
             return self.device->plain_copy(bytes_out, bytes_in);
           },
           py::arg("bytes_out"), py::arg("bytes_in"), ReleaseGil())
+      .def(
+          "plain_pin",
+          [](DeviceObject& self, Bytes bytes) { return self.device->plain_pin(bytes); },
+          py::arg("bytes"), ReleaseGil())
+      .def(
+          "trim", [](DeviceObject& self, Bytes bytes) { return self.device->trim(bytes); },
+          py::arg("bytes"), ReleaseGil())
       .def("now_ns", [](const DeviceObject& self) { return self.device->driver().table.now_ns(); })
       .def(
           "sleep_until_ns",

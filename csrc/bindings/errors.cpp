@@ -57,6 +57,11 @@ void raise_refusal(const Refusal& refusal) {
       attributes["tag"] = refusal.tag;
       attributes["offset"] = refusal.offset;
       break;
+    case Refusal::Kind::state_file:
+      name = "StateFileError";
+      attributes["path"] = refusal.path;
+      attributes["tag"] = refusal.tag;
+      break;
     case Refusal::Kind::device_not_found:
       name = "DeviceNotFound";
       break;

@@ -95,16 +95,35 @@ py::list regions(const TenantObject& self) {
   return result;
 }
 
-py::dict rescue(const TenantObject& self) {
-  std::map<std::string, std::vector<std::byte>> saved;
-  {
+// Straight into the objects that Python gets, one region after the other.
+py::dict rescue(const TenantObject& self, const std::string& tag) {
+  const auto found = [&] {
     const py::gil_scoped_release release;
-    saved = self.owner->device->rescue(self.tenant);
-  }
+    return self.owner->device->rescuable(self.tenant);
+  }();
   py::dict result;
-  for (const auto& [tag, bytes] : saved) {
-    result[py::str(tag)] = py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const auto& region : found) {
+    if (!tag.empty() && region.tag != tag) continue;
+    py::object bytes = py::reinterpret_steal<py::object>(
+        PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(region.bytes)));
+    if (!bytes) throw py::error_already_set();
+    auto* const data = reinterpret_cast<std::byte*>(PyBytes_AS_STRING(bytes.ptr()));
+    const bool complete = [&] {
+      const py::gil_scoped_release release;
+      return self.owner->device->rescue_into(self.tenant, region.tag, {data, region.bytes});
+    }();
+    if (complete) result[py::str(region.tag)] = bytes;
   }
+  return result;
+}
+
+py::dict rescuable(const TenantObject& self) {
+  const auto found = [&] {
+    const py::gil_scoped_release release;
+    return self.owner->device->rescuable(self.tenant);
+  }();
+  py::dict result;
+  for (const auto& region : found) result[py::str(region.tag)] = region.bytes;
   return result;
 }
 
@@ -135,6 +154,10 @@ void bind_tenant(py::module_& module) {
                              }))
       .def_property_readonly("bytes_resident", locked([](const TenantObject& self) {
                                return self.owner->device->place(self.tenant).blocks_on_device *
+                                      self.owner->device->block_bytes();
+                             }))
+      .def_property_readonly("bytes_spilled", locked([](const TenantObject& self) {
+                               return self.owner->device->place(self.tenant).blocks_spilled *
                                       self.owner->device->block_bytes();
                              }))
       .def_property_readonly("regions", &regions)
@@ -170,11 +193,37 @@ void bind_tenant(py::module_& module) {
             return PublicationObject{self.owner, self.owner->device->begin_publish(self.tenant)};
           },
           ReleaseGil())
-      .def("rescue", &rescue)
       .def("write_back", &write_back, py::arg("tag"), ReleaseGil())
+      .def("rescuable", &rescuable)
+      .def("rescue", &rescue, py::arg("tag") = "")
+      .def(
+          "rescue_to",
+          [](const TenantObject& self, const std::string& path,
+             const std::map<std::string, std::string>& metadata) {
+            return self.owner->device->rescue_to(self.tenant, path,
+                                                 {metadata.begin(), metadata.end()});
+          },
+          py::arg("path"), py::arg("metadata"), ReleaseGil())
+      .def(
+          "spill", [](const TenantObject& self) { return self.owner->device->spill(self.tenant); },
+          ReleaseGil())
       .def(
           "close", [](const TenantObject& self) { self.owner->device->close_tenant(self.tenant); },
           ReleaseGil());
+}
+
+// offsets and sizes: arrays of 64-bit integers, as many of each.
+void set_pages(const RegionObject& self, const std::vector<Bytes>& offsets,
+               const std::vector<Bytes>& sizes) {
+  if (offsets.size() != sizes.size()) {
+    throw UsageError(std::to_string(offsets.size()) + " offsets of pages and " +
+                     std::to_string(sizes.size()) + " sizes");
+  }
+  std::vector<Piece> pages(offsets.size());
+  for (std::size_t index = 0; index < offsets.size(); ++index) {
+    pages[index] = {offsets[index], sizes[index]};
+  }
+  self.owner->device->set_pages(self.region, std::move(pages));
 }
 
 void bind_policies(py::class_<RegionObject>& type) {
@@ -185,6 +234,13 @@ void bind_policies(py::class_<RegionObject>& type) {
       .def("mark_dirty", act(&Device::mark_dirty), ReleaseGil())
       .def("pin", act(&Device::pin), ReleaseGil())
       .def("unpin", act(&Device::unpin), ReleaseGil())
+      .def("set_pages", &set_pages, py::arg("offsets"), py::arg("sizes"), ReleaseGil())
+      .def(
+          "clear_pages",
+          [](const RegionObject& self) { self.owner->device->set_pages(self.region, {}); },
+          ReleaseGil())
+      .def_property_readonly("bytes_in_pages",
+                             [](const RegionObject& self) { return self.region->bytes_in_pages(); })
       .def_property_readonly("version",
                              [](const RegionObject& self) { return self.region->version.load(); })
       .def(

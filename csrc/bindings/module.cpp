@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_drivers(module);
   bind_probe(module);
   bind_reports(module);
+  bind_host_pool(module);
   bind_background(module);
   bind_device(module);
   bind_memory(module);

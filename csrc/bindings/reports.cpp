@@ -22,6 +22,13 @@ py::dict stats(const DeviceObject& self) {
   result["bytes_background_in"] = stats.bytes_background_in;
   result["background_errors"] = stats.background_errors;
   result["blocks_beyond_plan"] = stats.blocks_beyond_plan;
+  result["blocks_released"] = stats.blocks_released;
+  result["bytes_trimmed"] = stats.bytes_trimmed;
+  result["spills"] = stats.spills;
+  result["loads"] = stats.loads;
+  result["bytes_spilled"] = stats.bytes_spilled;
+  result["bytes_loaded"] = stats.bytes_loaded;
+  result["bytes_in_files"] = stats.bytes_in_files;
   result["cleanup_failures"] = cu::reported_count();
   if (self.kind == "emulated") {
     result["pageable_copies"] = emu::census(self.device->driver().ordinal).pageable_copies;

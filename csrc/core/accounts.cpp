@@ -29,6 +29,9 @@ Device::Stats Device::stats() const {
     stats.blocks_total = frames_->total();
     stats.blocks_free = frames_->available();
     stats.blocks_released = frames_->released();
+    for (const auto& tenant : tenants_) {
+      stats.bytes_in_files += tenant->slots_spilled() * block_bytes_;
+    }
   }
   note_background(stats);
   return stats;
@@ -46,7 +49,8 @@ Device::Memory Device::memory() const {
 
 Device::Place Device::place(const std::shared_ptr<Tenant>& tenant) const {
   const std::lock_guard lock(mutex_);
-  return {tenant->slots(), tenant->slots_on_device(), tenant->all_mapped(), tenant->regions};
+  return {tenant->slots(), tenant->slots_on_device(), tenant->slots_spilled(), tenant->all_mapped(),
+          tenant->regions};
 }
 
 std::vector<std::shared_ptr<Tenant>> Device::tenants() const {

@@ -15,6 +15,14 @@ bool attribute(const Driver& driver, int which) {
   return value != 0;
 }
 
+// The host's node that is closest to the device; -1 where the driver does not know.
+int host_node(const Driver& driver) {
+  int node = HostPool::kAnyNode;
+  const auto status =
+      driver.table.device_get_attribute(&node, cu::kAttributeHostNumaId, driver.ordinal);
+  return status == cu::kSuccess ? node : HostPool::kAnyNode;
+}
+
 Bytes granularity(const Driver& driver) {
   cu::MemAllocationProp prop{};
   prop.type = cu::kAllocationPinned;
@@ -57,6 +65,7 @@ Device::Device(DriverRef driver, Options options)
                    ? options.host_pool
                    : std::make_shared<HostPool>(context_, options.host_budget);
   host_pool_->expect_unit(block_bytes_);
+  host_node_ = host_node(*driver_);
   frames_ = std::make_unique<Frames>(driver_, block_bytes_, blocks,
                                      attribute(*driver_, cu::kAttributeGpuDirectRdmaWithVmm));
   engine_ = std::make_unique<CopyEngine>(context_);
@@ -65,6 +74,11 @@ Device::Device(DriverRef driver, Options options)
       Background::Tools{mutex_, context_, *frames_, *drain_, *engine_, tenants_, plan_, turns_},
       options.background_thread);
   if (options.verify) set_verify(true);
+  if (!options.spill_directory.empty()) {
+    prepare_spill_directory(options.spill_directory);
+    spill_directory_ = options.spill_directory;
+    host_pool_->join(*this);  // last: nothing throws after it
+  }
 }
 
 Device::~Device() { close(); }
@@ -183,13 +197,15 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
     require_running(*region);
     if (auto span = take(region, bytes, alignment)) return span;
   }
-  const Foreground lock(*this);
-  require_running(*region);
-  if (auto span = take(region, bytes, alignment)) return span;
-  grow(region, region->shortage(bytes, alignment));
-  auto span = take(region, bytes, alignment);
-  WEAVE_ASSERT(span != nullptr, "a region grew and still had no room");
-  return span;
+  return with_host_room(region->tenant.lock().get(), [&] {
+    const Foreground lock(*this);
+    require_running(*region);
+    if (auto span = take(region, bytes, alignment)) return span;
+    grow(region, region->shortage(bytes, alignment));
+    auto span = take(region, bytes, alignment);
+    WEAVE_ASSERT(span != nullptr, "a region grew and still had no room");
+    return span;
+  });
 }
 
 // From what the region has; null where that is not enough.
@@ -209,10 +225,12 @@ std::shared_ptr<Span> Device::take(const std::shared_ptr<Region>& region, Bytes 
 }
 
 void Device::prepare(const std::shared_ptr<Region>& region, Bytes bytes) {
-  const Foreground lock(*this);
-  require_running(*region);
-  if (bytes == 0) return;
-  if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
+  with_host_room(region->tenant.lock().get(), [&] {
+    const Foreground lock(*this);
+    require_running(*region);
+    if (bytes == 0) return;
+    if (const Bytes shortage = region->shortage(bytes, 1); shortage > 0) grow(region, shortage);
+  });
 }
 
 void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
@@ -247,7 +265,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   }
   std::vector<Extent> extents;
   if (region->policy != Policy::discard)
-    extents = host_pool_->allocate(tenant->job, block_bytes_, blocks);
+    extents = host_pool_->allocate(tenant->job, block_bytes_, blocks, host_node_);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
   for (std::size_t index = 0; index < blocks; ++index) {
@@ -331,6 +349,13 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 }
 
 void Device::close() noexcept {
+  // Waits for a spill that another device has asked for. Without our lock: the pool's is above it.
+  if (const auto pool = [&] {
+        const std::lock_guard lock(mutex_);
+        return host_pool_;
+      }()) {
+    pool->leave(*this);
+  }
   Background* background = nullptr;
   {
     const std::lock_guard lock(mutex_);

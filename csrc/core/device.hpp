@@ -5,14 +5,16 @@
 // An operation that touches slots is Foreground: the background (background.hpp) holds still for
 // it.
 //
-// Lock order: Device::mutex_ -> HostPool -> Drain, Driver's graveyard, Region's space. Nothing
-// calls back up. Tenants, regions and spans may outlive the device; then they are closed.
+// Lock order: HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain, Driver's
+// graveyard, Region's space. Nothing calls back up. Tenants, regions and spans may outlive the
+// device; then they are closed.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +27,7 @@
 
 namespace weave {
 
-class Device {
+class Device : private Spiller {
  public:
   struct Options {
     Bytes block_bytes = Bytes{64} << 20;  // rounded up to the device's granularity
@@ -34,6 +36,7 @@ class Device {
     std::shared_ptr<HostPool> host_pool;  // share one between the devices of a process
     bool background_thread = true;        // else run_background() does its work
     bool verify = false;                  // see set_verify()
+    std::string spill_directory;          // idle tenants go there over the budget; empty: refused
   };
   struct Stats {
     int blocks_created = 0, blocks_free = 0, blocks_total = 0;
@@ -44,6 +47,9 @@ class Device {
     Bytes bytes_background_out = 0, bytes_background_in = 0;
     std::uint64_t background_errors = 0;
     std::uint64_t blocks_beyond_plan = 0;
+    std::uint64_t spills = 0, loads = 0;
+    Bytes bytes_spilled = 0, bytes_loaded = 0;  // ever
+    Bytes bytes_in_files = 0;                   // now
   };
 
   // Retains the primary context and sizes the pool. Throws DriverError, Refusal, UsageError.
@@ -74,6 +80,9 @@ class Device {
   void unpin(const std::shared_ptr<Region>& region);
   // What blocks hold that come to a discard region from now on, by memsets within the switch.
   void set_fill(const std::shared_ptr<Region>& region, Fill fill);
+  // Only these bytes of a keep region are worth copying (Region::set_pages), until it is called
+  // again. Throws UsageError, Refusal (not_resident).
+  void set_pages(const std::shared_ptr<Region>& region, std::optional<std::vector<Piece>> pages);
   // Compare whatever is copied in a switch, by checksums (checksum.hpp) and by reading it back; a
   // difference throws Refusal (verify_failed) and the switch is rolled back. Takes one block of
   // pinned memory. Throws Refusal (host_memory), DriverError.
@@ -105,6 +114,25 @@ class Device {
                          const Tags& tags = {});
   // Stop running; slots stay until somebody needs their frames.
   void release(const std::shared_ptr<Tenant>& tenant);
+  // Move what an idle tenant has in pinned memory to a file in the spill directory, all of it or
+  // nothing; it comes back when the tenant resumes. What is still on the device stays there. Done
+  // by itself when pinned memory would exceed its budget. Returns the bytes. Throws UsageError,
+  // Refusal (state_file).
+  Bytes spill(const std::shared_ptr<Tenant>& tenant);
+
+  // A region that rescue_into() may give, and its size.
+  struct Rescuable {
+    std::string tag;
+    Bytes bytes = 0;
+  };
+  std::vector<Rescuable> rescuable(const std::shared_ptr<Tenant>& tenant);
+  // The contents of one of them. False when they are not complete, or not of that size.
+  bool rescue_into(const std::shared_ptr<Tenant>& tenant, const std::string& tag,
+                   std::span<std::byte> into);
+  // Every region that is complete, to a safetensors file; nothing is held in memory twice. Returns
+  // the tags. Throws Refusal (state_file).
+  std::vector<std::string> rescue_to(const std::shared_ptr<Tenant>& tenant, const std::string& path,
+                                     StateWriter::Metadata metadata);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
   std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
 
@@ -149,6 +177,11 @@ class Device {
   // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
   Bytes trim(Bytes bytes);
 
+  // Seconds to pin so many bytes the plain way: one mapping, touched page by page by this thread
+  // and registered as a whole. Given back at once. The yardstick of the pool's benchmark. Throws
+  // UsageError, Refusal (host_memory), DriverError.
+  double plain_pin(Bytes bytes);
+
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
   // operations throw UsageError.
@@ -158,6 +191,7 @@ class Device {
   struct Place {
     std::size_t blocks = 0;
     std::size_t blocks_on_device = 0;
+    std::size_t blocks_spilled = 0;
     bool all_mapped = false;
     std::vector<std::shared_ptr<Region>> regions;
   };
@@ -200,6 +234,7 @@ class Device {
   std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;
   std::shared_ptr<Span> take(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
   std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  std::shared_ptr<Publication> begin_publish_once(const std::shared_ptr<Tenant>& tenant);
   void apply_committed(Tenant& tenant);
   void drop_spare(std::vector<NextVersion>& parts) noexcept;
   void require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const;
@@ -219,6 +254,25 @@ class Device {
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
   bool read_out(Slot& slot) noexcept;
+  template <class Action>
+  auto reading(const std::shared_ptr<Tenant>& tenant, Action action);
+  bool bring_to_host(Region& region, bool readable);
+  template <class Take>
+  void read_region(Region& region, Take take) const;
+
+  // Spilling (spill.cpp). The first runs `action`, and again after each tenant that was spilled to
+  // make room in pinned memory for `keep`; it is called without the lock.
+  template <class Action>
+  auto with_host_room(const Tenant* keep, Action action);
+  bool spill_for(const Refusal& refusal, const Tenant* keep);
+  std::optional<Candidate> coldest(const void* keep, bool evict) override;
+  Bytes spill_coldest(const void* keep, bool evict) override;
+  std::shared_ptr<Tenant> find_coldest(const void* keep, bool evict) const;
+  Bytes spill_slots(Tenant& tenant);
+  void load_spilled(Tenant& tenant);
+  SwitchReport hand_over_once(const std::shared_ptr<Tenant>& outgoing,
+                              const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
+                              const Tags& tags);
 
   mutable std::mutex mutex_;
   DriverRef driver_;
@@ -240,7 +294,21 @@ class Device {
   Extent staging_;                                        // while copies are verified
   std::optional<LinkRates> rates_;
   Turns turns_;
+  std::string spill_directory_;
+  int host_node_ = HostPool::kAnyNode;  // where its tenants' pinned memory shall be
   Stats stats_;
 };
+
+template <class Action>
+auto Device::with_host_room(const Tenant* keep, Action action) {
+  constexpr int kTries = 64;  // against two devices that spill each other's tenants for ever
+  for (int left = kTries;; --left) {
+    try {
+      return action();
+    } catch (const Refusal& refusal) {
+      if (left == 0 || !spill_for(refusal, keep)) throw;
+    }
+  }
+}
 
 }  // namespace weave

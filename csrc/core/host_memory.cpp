@@ -81,6 +81,12 @@ Bytes cgroup_headroom(const std::string& own, const std::string& root) {
   return left;
 }
 
+std::optional<Bytes> memlock_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  return limit.rlim_cur;
+}
+
 std::string pinning_limits() {
   rlimit memlock{};
   getrlimit(RLIMIT_MEMLOCK, &memlock);

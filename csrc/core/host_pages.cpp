@@ -156,21 +156,23 @@ bool HostPages::populate(const Options& options) {
   const bool collapses = kind_ == PageKind::small && options.huge && bytes_ % kHugeBytes == 0 &&
                          transparent_may_work();
   if (collapses) madvise(data_, bytes_, MADV_HUGEPAGE);
-  std::atomic<Bytes> next{0};
-  std::atomic<int> error{0};
-  const auto work = [&] {
-    for (Bytes at = next.fetch_add(kStep); at < bytes_ && error == 0; at = next.fetch_add(kStep)) {
-      if (has_cancelled(options.cancel)) return;
-      const Bytes step = std::min(kStep, bytes_ - at);
-      if (collapses) collapse(data_ + at, step);
-      if (const int failed = touch(data_ + at, step); failed != 0) error = failed;
-    }
-  };
   // Where memory cannot be bound it comes from the node of the core that touches it first.
   const bool pinned = options.bind && !bound;
   const std::size_t cores = std::max<std::size_t>(1, options.node.cpus.size());
   const std::size_t wanted = options.threads != 0 ? options.threads : std::min(cores, kMaxThreads);
   const std::size_t threads = std::min<std::size_t>(wanted, (bytes_ + kStep - 1) / kStep);
+  // Each call that collapses makes the kernel wait for every core, so a thread makes one.
+  const Bytes step = collapses ? round_up((bytes_ + threads - 1) / threads, kHugeBytes) : kStep;
+  std::atomic<Bytes> next{0};
+  std::atomic<int> error{0};
+  const auto work = [&] {
+    for (Bytes at = next.fetch_add(step); at < bytes_ && error == 0; at = next.fetch_add(step)) {
+      if (has_cancelled(options.cancel)) return;
+      const Bytes part = std::min(step, bytes_ - at);
+      if (collapses) collapse(data_ + at, part);
+      if (const int failed = touch(data_ + at, part); failed != 0) error = failed;
+    }
+  };
   if (threads <= 1 && !pinned) {
     work();
   } else {

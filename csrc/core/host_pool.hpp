@@ -8,7 +8,8 @@
 // that are kept are at most an eighth of the budget; a growth that needs the memory, trim() and the
 // end of the job give them back.
 //
-// Lock: its own mutex, below Device's. Growing (mapping, touching, registering) is done without it.
+// Lock: its own mutex, below Device's; the list of spillers has one above it. Growing (mapping,
+// touching, registering) is done without it.
 #pragma once
 
 #include <condition_variable>
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,6 +50,20 @@ class Extent {
   Bytes bytes_ = 0;
 };
 
+// Who can move what it keeps in pinned memory to a file: a Device with a spill directory.
+class Spiller {
+ public:
+  virtual ~Spiller() = default;
+  struct Candidate {
+    std::int64_t stopped_ns = 0;  // when it last ran
+  };
+  // The tenant that has been idle for longest, other than `keep`, of those that
+  // have bytes in pinned memory only; with `evict` of those too that are on the device.
+  virtual std::optional<Candidate> coldest(const void* keep, bool evict) = 0;
+  // Spill it. Returns the bytes given back to the pool; 0 when there is none any more.
+  virtual Bytes spill_coldest(const void* keep, bool evict) = 0;
+};
+
 class HostPool : public std::enable_shared_from_this<HostPool> {
  public:
   static constexpr int kAnyNode = -1;
@@ -72,6 +88,12 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   // Give back what nobody uses: of one job, or of all. Returns the bytes.
   Bytes trim(const std::string& job);
   Bytes trim();
+  // Spill one tenant of the devices that joined, the coldest that can be had without moving
+  // anything off a device, else the coldest. pre: no lock of a device is held. Returns the bytes
+  // given back, 0 when nobody can give any. Throws what the spiller throws.
+  Bytes spill_one(const void* keep);
+  void join(Spiller& spiller);
+  void leave(Spiller& spiller);
   // Extents will be this large (devices say so when they join): growths ahead are cut to suit.
   void expect_unit(Bytes unit);
 
@@ -126,6 +148,8 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   const Bytes budget_;
   const Bytes piece_max_;
   const std::vector<NumaNode> nodes_;
+  std::mutex spillers_mutex_;  // above Device's: held while a device spills
+  std::vector<Spiller*> spillers_;
   mutable std::mutex mutex_;
   std::condition_variable grown_;
   Pieces pieces_;

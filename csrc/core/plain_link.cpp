@@ -1,10 +1,14 @@
 #include "core/plain_link.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <limits>
 #include <set>
 
 #include "core/device.hpp"
+#include "core/host_memory.hpp"
 
 namespace weave {
 
@@ -240,6 +244,40 @@ double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
     if (!plain_link_->settle()) stuck_links_.push_back(std::move(plain_link_));
     throw;
   }
+}
+
+double Device::plain_pin(Bytes bytes) {
+  const Foreground lock(*this);
+  require_open();
+  const auto page = static_cast<Bytes>(sysconf(_SC_PAGESIZE));
+  if (bytes == 0) throw UsageError("plain_pin needs at least one byte");
+  bytes = round_up(bytes, page);
+  if (const Bytes available = host_bytes_available(); bytes > available) {
+    Refusal refusal(Refusal::Kind::host_memory, "this host has no " + megabytes(bytes) + " to pin");
+    refusal.bytes_needed = bytes;
+    refusal.bytes_available = available;
+    throw refusal;
+  }
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  const auto now = driver_->table.now_ns;
+  const std::int64_t started = now();
+  void* const data =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw Refusal(Refusal::Kind::host_memory, "cannot map host memory");
+  for (Bytes at = 0; at < bytes; at += page) static_cast<volatile char*>(data)[at] = 1;
+  const auto status = driver_->table.mem_host_register(data, bytes, cu::kHostRegisterPortable);
+  const double seconds = seconds_between(started, now());
+  if (status != cu::kSuccess) {
+    munmap(data, bytes);
+    cu::check(status, cu::Call::mem_host_register, bytes);
+  }
+  driver_->undo(cu::Call::mem_host_unregister, [data, bytes](const cu::Table& table) {
+    const auto undone = table.mem_host_unregister(data);
+    if (undone == cu::kSuccess) munmap(data, bytes);
+    return undone;
+  });
+  return seconds;
 }
 
 }  // namespace weave

@@ -59,14 +59,28 @@ void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
   region->fill = fill;
 }
 
-void Device::set_verify(bool on) {
+void Device::set_pages(const std::shared_ptr<Region>& region,
+                       std::optional<std::vector<Piece>> pages) {
   const std::lock_guard lock(mutex_);
-  require_open();
-  if (on == static_cast<bool>(staging_)) return;
-  const ContextScope scope(*context_);
-  retry_unfinished();
-  staging_ =
-      on ? std::move(host_pool_->allocate("weave-verify", block_bytes_, 1).front()) : Extent{};
+  require_running(*region);
+  if (region->policy != Policy::keep) {
+    throw UsageError("region " + region->tag + " is not keep; none of its pages leaves");
+  }
+  region->set_pages(std::move(pages));
+  background_->touched(*region, 0, region->slots.size() * block_bytes_);
+}
+
+void Device::set_verify(bool on) {
+  with_host_room(nullptr, [&] {
+    const Foreground lock(*this);
+    require_open();
+    if (on == static_cast<bool>(staging_)) return;
+    const ContextScope scope(*context_);
+    retry_unfinished();
+    staging_ = Extent{};
+    if (!on) return;
+    staging_ = std::move(host_pool_->allocate("weave-verify", block_bytes_, 1, host_node_).front());
+  });
 }
 
 bool Device::verifies() const {

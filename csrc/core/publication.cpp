@@ -65,6 +65,10 @@ std::vector<Publication::Part> Publication::take() noexcept {
 }
 
 std::shared_ptr<Publication> Device::begin_publish(const std::shared_ptr<Tenant>& tenant) {
+  return with_host_room(tenant.get(), [&] { return begin_publish_once(tenant); });
+}
+
+std::shared_ptr<Publication> Device::begin_publish_once(const std::shared_ptr<Tenant>& tenant) {
   const Foreground lock(*this);
   require_usable(*tenant);
   if (const auto open = tenant->publication.lock(); open != nullptr && !open->ended()) {
@@ -78,7 +82,8 @@ std::shared_ptr<Publication> Device::begin_publish(const std::shared_ptr<Tenant>
     if (region->policy != Policy::reload) continue;
     const std::size_t had = region->spare.size();
     if (had < region->slots.size()) {
-      auto more = host_pool_->allocate(tenant->job, block_bytes_, region->slots.size() - had);
+      auto more =
+          host_pool_->allocate(tenant->job, block_bytes_, region->slots.size() - had, host_node_);
       std::ranges::move(more, std::back_inserter(region->spare));
     }
     parts.push_back({region, {}, {}});
@@ -109,7 +114,11 @@ void Device::abort(const std::shared_ptr<Publication>& publication) noexcept {
 
 // What is left of a version that nobody needs serves the next one.
 void Device::drop_spare(std::vector<Publication::Part>& parts) noexcept {
-  for (auto& part : parts) part.region->spare = std::move(part.extents);
+  for (auto& part : parts) {
+    // Where the old version was in a file there is none.
+    std::erase_if(part.extents, [](const Extent& extent) { return !extent; });
+    part.region->spare = std::move(part.extents);
+  }
   parts.clear();
 }
 
@@ -128,6 +137,7 @@ void Device::apply_committed(Tenant& tenant) {
       std::swap(slot.host, part.extents[index]);
       slot.host_valid = true;
       slot.frame_valid = false;
+      slot.file.reset();
       slot.checked.clear();
       if (!staging_) continue;
       slot.checked = region.ranges(index);

@@ -7,11 +7,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/host_pool.hpp"
 #include "core/space.hpp"
+#include "core/state_file.hpp"
 #include "core/vmm.hpp"
 
 namespace weave {
@@ -25,10 +27,17 @@ struct Range {
   std::byte* host = nullptr;
 };
 
+// Bytes [offset, offset + bytes) of a region.
+struct Piece {
+  Bytes offset = 0;
+  Bytes bytes = 0;
+};
+
 // One block's worth of a region. Where its bytes are:
 //   frame_valid  in the frame
 //   host_valid   in the extent. With both, the two are equal and the frame is free to go
-//   neither      lost (discard), or never there
+//   file         in a file (spilled): not in memory, until load_spilled()
+//   none         lost (discard), or never there
 // A frame that is not valid is only a place: it is copied into before the tenant runs. `frame` set
 // and unmapped only in a suspended tenant.
 struct Slot {
@@ -37,9 +46,12 @@ struct Slot {
   Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
   bool host_valid = false;
   bool frame_valid = false;
-  // With verification: what was copied to the host, and its block checksum. Empty: not known.
+  // With verification: what was copied to the host, and its block checksum. Empty: not known. While
+  // the bytes are in a file, `host` of these is null.
   std::vector<Range> checked;
   std::uint64_t checksum = 0;
+  std::shared_ptr<const StateFile> file;  // its only copy is there, and it has no extent
+  Bytes file_offset = 0;                  // in the tensor of its tag
 };
 
 class Region {
@@ -81,6 +93,11 @@ class Region {
   Bytes used_in(std::size_t slot) const;
   // Bytes of spans that are in none of `pieces`; tensors end up to 511 bytes before their span.
   Bytes unwritten(const std::map<Bytes, Bytes>& pieces) const;
+  // From now on only these bytes are worth anything (the pages in use of a paged KV cache); sorted
+  // and merged here. Nothing: all of them. Throws UsageError for a piece outside the region. pre:
+  // the tenant runs with the region; under the Device's lock.
+  void set_pages(std::optional<std::vector<Piece>> pages);
+  Bytes bytes_in_pages() const;
   // What has to be copied of a slot. Sorted, apart from each other. pre: it has an extent, or is of
   // a `discard` region.
   std::vector<Range> ranges(std::size_t slot) const;
@@ -93,6 +110,7 @@ class Region {
  private:
   mutable std::mutex space_mutex_;  // leaf lock
   Space space_;
+  std::optional<std::vector<Piece>> pages_;  // sorted, never adjacent
 };
 
 // The next version of a reload region, in extents of its own; see publication.hpp.
@@ -119,12 +137,14 @@ class Tenant {
   std::weak_ptr<Publication> publication;  // the one that was begun last
   std::vector<NextVersion> committed;      // counts as soon as the tenant does not run
   Bytes background_bytes = 0;              // copied in the background for it since its last switch
+  std::int64_t stopped_ns = 0;             // when it last ran; compared between devices
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;
   bool all_mapped() const;
   // It runs, and with this region: nobody may take its blocks, and its bytes may be touched.
   bool uses(const Region& region) const { return running && region.selected; }
+  std::size_t slots_spilled() const;
   // Bring every region's `state` in line with its slots.
   void refresh_states();
 };

@@ -1,5 +1,8 @@
-// core/rescue.cpp: Device::rescue(), which reads contents in whatever state a tenant is.
+// core/rescue.cpp: reading contents in whatever state a tenant is, one region at a time: what is
+// not in memory yet passes through its own extents or a small buffer.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/device.hpp"
 
@@ -21,6 +24,29 @@ bool attempt(Action action) {
   return false;
 }
 
+// One pass over a tensor.
+bool is_intact(const StateFile& file, const std::string& tag) {
+  const StateTensor& tensor = file.tensor(tag);
+  std::vector<std::byte> staging(std::min(StateWriter::kPiece, tensor.bytes));
+  ContentHash hash;
+  try {
+    file.check(tag);
+    for (Bytes at = 0; at < tensor.bytes; at += staging.size()) {
+      const Bytes piece = std::min<Bytes>(staging.size(), tensor.bytes - at);
+      file.read(tensor, at, staging.data(), piece);
+      hash.add(staging.data(), piece);
+    }
+  } catch (const Refusal&) {
+    return false;
+  }
+  return hash.text() == tensor.checksum;
+}
+
+// The slots that hold something; those of a growth that failed may still wait for its undo.
+std::span<Slot> held_slots(Region& region) {
+  return std::span(region.slots).first(region.bytes_held / region.block_bytes);
+}
+
 }  // namespace
 
 // The bytes of a slot on the device, into its own extent, which does not become valid by that.
@@ -38,12 +64,13 @@ bool Device::read_out(Slot& slot) noexcept {
   });
 }
 
-std::map<std::string, std::vector<std::byte>> Device::rescue(
-    const std::shared_ptr<Tenant>& tenant) {
+// Calls action(readable) under the lock, with the context current: whether what is on the device
+// can be read. Never throws what the driver says.
+template <class Action>
+auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
   const Foreground lock(*this);
   require_open();
   if (tenant->closed) throw UsageError("tenant " + tenant->name + " is closed");
-  std::map<std::string, std::vector<std::byte>> saved;
   std::optional<ContextScope> scope;
   bool readable = attempt([&] { scope.emplace(*context_); });
   if (readable) {
@@ -53,19 +80,100 @@ std::map<std::string, std::vector<std::byte>> Device::rescue(
   }
   readable = readable && !is_unfinished(*tenant);
   if (!tenant->failed) apply_committed(*tenant);
-  for (const auto& region : tenant->regions) {
-    if (region->policy == Policy::discard) continue;
-    std::vector<std::byte> bytes(region->bytes_held);
-    bool complete = true;
-    for (std::size_t index = 0; index * block_bytes_ < bytes.size() && complete; ++index) {
-      Slot& slot = region->slots[index];
-      complete = slot.host_valid || (readable && slot.frame_valid && read_out(slot));
-      if (!complete) break;
-      std::memcpy(bytes.data() + index * block_bytes_, slot.host.data(), block_bytes_);
+  return action(readable);
+}
+
+// Whether every byte can be read in memory or in a file now. Those on the device are copied to
+// their extents.
+bool Device::bring_to_host(Region& region, bool readable) {
+  const StateFile* checked = nullptr;
+  for (auto& slot : held_slots(region)) {
+    if (slot.file != nullptr) {
+      if (std::exchange(checked, slot.file.get()) == slot.file.get()) continue;
+      if (!is_intact(*slot.file, region.tag)) return false;
+    } else if (!slot.host_valid && !(readable && slot.frame_valid && read_out(slot))) {
+      return false;
     }
-    if (complete) saved.emplace(region->tag, std::move(bytes));
+  }
+  return true;
+}
+
+// take(data, bytes) for the whole region, in pieces. pre: bring_to_host() said yes.
+template <class Take>
+void Device::read_region(Region& region, Take take) const {
+  std::vector<std::byte> staging;
+  for (const auto& slot : held_slots(region)) {
+    if (slot.file == nullptr) {
+      take(slot.host.data(), block_bytes_);
+      continue;
+    }
+    staging.resize(std::min(StateWriter::kPiece, block_bytes_));
+    for (Bytes at = 0; at < block_bytes_; at += staging.size()) {
+      const Bytes piece = std::min<Bytes>(staging.size(), block_bytes_ - at);
+      slot.file->read(slot.file->tensor(region.tag), slot.file_offset + at, staging.data(), piece);
+      take(staging.data(), piece);
+    }
+  }
+}
+
+std::vector<Device::Rescuable> Device::rescuable(const std::shared_ptr<Tenant>& tenant) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (tenant->closed) throw UsageError("tenant " + tenant->name + " is closed");
+  std::vector<Rescuable> found;
+  for (const auto& region : tenant->regions) {
+    if (region->policy != Policy::discard) found.push_back({region->tag, region->bytes_held});
+  }
+  return found;
+}
+
+bool Device::rescue_into(const std::shared_ptr<Tenant>& tenant, const std::string& tag,
+                         std::span<std::byte> into) {
+  return reading(tenant, [&](bool readable) {
+    const auto region = std::ranges::find(tenant->regions, tag, &Region::tag);
+    if (region == tenant->regions.end() || (*region)->policy == Policy::discard ||
+        (*region)->bytes_held != into.size() || !bring_to_host(**region, readable)) {
+      return false;
+    }
+    std::byte* to = into.data();
+    read_region(**region, [&](const std::byte* data, Bytes bytes) {
+      std::memcpy(to, data, bytes);
+      to += bytes;
+    });
+    return true;
+  });
+}
+
+std::map<std::string, std::vector<std::byte>> Device::rescue(
+    const std::shared_ptr<Tenant>& tenant) {
+  std::map<std::string, std::vector<std::byte>> saved;
+  for (const auto& [tag, bytes] : rescuable(tenant)) {
+    std::vector<std::byte> contents(bytes);
+    if (rescue_into(tenant, tag, contents)) saved.emplace(tag, std::move(contents));
   }
   return saved;
+}
+
+std::vector<std::string> Device::rescue_to(const std::shared_ptr<Tenant>& tenant,
+                                           const std::string& path,
+                                           StateWriter::Metadata metadata) {
+  return reading(tenant, [&](bool readable) {
+    std::vector<Region*> complete;
+    std::vector<StateTensor> tensors;
+    for (const auto& region : tenant->regions) {
+      if (region->policy == Policy::discard || !bring_to_host(*region, readable)) continue;
+      complete.push_back(region.get());
+      tensors.push_back({region->tag, region->bytes_held});
+    }
+    StateWriter writer(path, std::move(metadata), std::move(tensors), 0666);
+    std::vector<std::string> tags;
+    for (Region* region : complete) {
+      read_region(*region, [&](const std::byte* data, Bytes bytes) { writer.write(data, bytes); });
+      tags.push_back(region->tag);
+    }
+    writer.commit();
+    return tags;
+  });
 }
 
 }  // namespace weave

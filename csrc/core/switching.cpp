@@ -101,6 +101,7 @@ void Device::start(Tenant& tenant, const std::vector<Region*>& entered) {
 void Device::stop(Tenant& tenant) {
   tenant.running = false;
   tenant.last_turn = ++turns_.now;
+  tenant.stopped_ns = driver_->table.now_ns();
 }
 
 SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
@@ -108,9 +109,9 @@ SwitchReport Device::resume(const std::shared_ptr<Tenant>& tenant, double drain_
   return hand_over(nullptr, tenant, drain_timeout_s, tags);
 }
 
-SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
-                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
-                               const Tags& tags) {
+SwitchReport Device::hand_over_once(const std::shared_ptr<Tenant>& outgoing,
+                                    const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
+                                    const Tags& tags) {
   const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
@@ -133,6 +134,7 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   for (const auto& region : incoming->regions) {
     if (!incoming->uses(*region)) region->selected = contains(entering, region.get());
   }
+  load_spilled(*incoming);
   auto ins = missing_slots(*incoming);
   std::erase_if(ins, [](const SlotRef& ref) { return !ref.region->selected; });
   auto report = bring_in(ins, outgoing_ran ? outgoing : nullptr, *incoming, drain_timeout_s);

@@ -49,6 +49,7 @@ Transaction::Transaction(const std::vector<SlotRef>& outs, const std::vector<Slo
   }
   for (const auto& ref : ins) {
     const Slot& slot = ref.get();
+    WEAVE_ASSERT(slot.file == nullptr, "a slot comes in whose bytes are still in a file");
     In in{ref, slot.frame, !slot.frame_valid && slot.host_valid, {}};
     if (in.copies) in.ranges = ref.region->ranges(ref.slot);
     if (slot.frame == kNoFrame) in.fill = fill_of(*ref.region);

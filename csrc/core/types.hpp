@@ -53,6 +53,7 @@ struct Refusal : std::exception {
     device_not_found,
     region_pinned,
     verify_failed,
+    state_file,
   };
   Refusal(Kind kind_, std::string text_) : kind(kind_), text(std::move(text_)) {}
   const char* what() const noexcept override { return text.c_str(); }
@@ -62,6 +63,7 @@ struct Refusal : std::exception {
   std::string job, tenant, tag;      // not_resident, region_pinned, verify_failed
   Bytes offset = 0;                  // verify_failed: in the region
   std::vector<std::string> holders;  // resume_failed
+  std::string path;                  // state_file
   Bytes bytes_needed = 0;
   Bytes bytes_available = 0;
   Bytes bytes_usable = 0;

@@ -197,6 +197,9 @@ Status device_get_attribute(int* value, int attribute, Device device) {
     case cu::kAttributeGpuDirectRdmaWithVmm:
       *value = 1;
       return cu::kSuccess;
+    case cu::kAttributeHostNumaId:
+      *value = -1;  // near no node more than another
+      return cu::kSuccess;
     default:
       return cu::kInvalidValue;
   }

@@ -1,4 +1,4 @@
-"""``weave bench switch``, and ``report`` and ``compare``, which say what records hold.
+"""``weave bench switch`` and ``pool``, and ``report`` and ``compare``, which say what records hold.
 
 `weave_scheduler.cli` adds them to its group ``bench``; they print through it, which it must have
 finished importing by then.
@@ -27,6 +27,7 @@ def add_to(group: typer.Typer) -> None:
         epilog="Examples: weave bench switch --device 'emulated:h20?scale=64';"
         " weave bench switch --preset train-7b --out train.json"
     )(switch)
+    group.command(epilog="Example: weave bench pool --full --out pool.json")(pool)
     group.command(epilog="Example: weave bench report bench/records/switch_emulated_h20.json")(
         report
     )
@@ -77,6 +78,27 @@ def switch(
     if out is not None:
         _say(f"written: {out}", as_json)
     return 0
+
+
+def pool(
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cuda:0, or like 'emulated:h20?scale=64'.")
+    ] = "auto",
+    full: Annotated[bool, typer.Option("--full", help="8 GiB instead of 2, more rounds.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How pinned memory grows, what it costs, and what spilling to a file costs."""
+    import importlib
+
+    from weave_scheduler.cli import _keep, _to_stderr
+
+    if out is not None:
+        check_target(out)
+    benchmark = importlib.import_module("weave_rt.benchmarks.pool")
+    record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
+    return _keep(record, out, as_json, *benchmark.lines(record))
 
 
 def report(

@@ -310,12 +310,7 @@ def sched(
     from weave_scheduler.benchmarks.sched import run as measure
 
     record = measure(full, _to_stderr)
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [bench_table(record)], as_json)
-    if out is not None:
-        _say(f"written: {out}", as_json)
-    return 0
+    return _keep(record, out, as_json)
 
 
 @bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
@@ -346,6 +341,18 @@ def solo_job(
     from weave_scheduler.solo import serve_solo
 
     return serve_solo(spec, job, result_fd)
+
+
+def _keep(record: dict[str, Any], out: Path | None, as_json: bool, *lines: str) -> int:
+    """Write and print the record of a benchmark."""
+    if out is not None:
+        write_whole(out, json.dumps(record, indent=2) + "\n")
+    _show(record, [bench_table(record)], as_json)
+    for line in lines:
+        _say(line, as_json)
+    if out is not None:
+        _say(f"written: {out}", as_json)
+    return 0
 
 
 def _show(record: dict[str, Any], tables: list[Table], as_json: bool) -> None:

@@ -5,6 +5,7 @@ The devices of one run share one scale and one speed, and those of one kind one 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -69,6 +70,7 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
     ``note`` is called with what the reader should know, such as a host that is too slow.
     """
     listed = loaded.spec.devices or Devices()
+    _check_spill(loaded)
     opened = OpenDevices()
     try:
         for pool in POOLS:
@@ -102,11 +104,29 @@ def _open(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         device = open_beside(
-            opened.all, spec, pool=pool, host_budget_bytes=scaled, usable_bytes=usable
+            opened.all,
+            spec,
+            pool=pool,
+            host_budget_bytes=scaled,
+            usable_bytes=usable,
+            spill_directory=loaded.spec.host.spill or "",
         )
     for warning in caught:
         note(str(warning.message))
     return device
+
+
+def _check_spill(loaded: SpecFile) -> None:
+    """The directory is there and can be written, or is made; else the user's mistake."""
+    directory = loaded.spec.host.spill
+    if directory is None:
+        return
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise loaded.error(f"{directory}: {error.strerror}", "host", "spill") from None
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise loaded.error(f"{directory}: cannot be written", "host", "spill")
 
 
 def _scale(spec: str) -> float:

@@ -52,7 +52,7 @@ def _checked(document: Document, folder: Path) -> SpecFile:
     for find in (_repeated_names, _kind_mistakes, _node_mistakes):
         for mistake in find(loaded):
             raise mistake
-    return _with_config_files(loaded, folder)
+    return _with_spill_folder(_with_config_files(loaded, folder), folder)
 
 
 def _first(document: Document, error: ValidationError) -> SpecError:
@@ -152,6 +152,15 @@ def _node_mistakes(loaded: SpecFile) -> Iterator[SpecError]:
                     f" the {pool} pool has {count} node(s), ids from 0 to {count - 1}",
                     *("jobs", index, pool),
                 )
+
+
+def _with_spill_folder(loaded: SpecFile, folder: Path) -> SpecFile:
+    """Like the configs: relative to the spec, wherever it is run from."""
+    host = loaded.spec.host
+    if host.spill is None:
+        return loaded
+    host = host.model_copy(update={"spill": str(folder / host.spill)})
+    return replace(loaded, spec=loaded.spec.model_copy(update={"host": host}))
 
 
 def _with_config_files(loaded: SpecFile, folder: Path) -> SpecFile:

@@ -90,8 +90,6 @@ def _refusals(loaded: SpecFile) -> Iterator[SpecError]:
             f"the {len(spec.jobs)} jobs form one group; allow that many or run fewer",
             *("scheduler", "max_group"),
         )
-    if spec.host.spill is not None:
-        yield loaded.error(f"spilling {_LATER}; remove the key", "host", "spill")
 
 
 def _job_refusals(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[SpecError]:

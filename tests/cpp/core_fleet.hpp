@@ -19,13 +19,15 @@ struct Size {
 
 struct Fleet {
   Fleet(int usable_blocks, const std::vector<Size>& sizes, bool threaded = false,
-        const char* spec = kTwoHundredBlocks, Bytes block = kBlock)
+        const char* spec = kTwoHundredBlocks, Bytes block = kBlock,
+        const std::string& spill_directory = "")
       : emulated(spec) {
     auto options = options_with();
     options.block_bytes = block;
     options.usable_bytes = static_cast<Bytes>(usable_blocks) * block;
     const auto blocks = [&](int count) { return static_cast<Bytes>(count) * block; };
     options.background_thread = threaded;
+    options.spill_directory = spill_directory;
     device = std::make_shared<Device>(emulated.driver, options);
     members.resize(sizes.size());
     const char* const names[] = {"a", "b", "c", "d", "e"};

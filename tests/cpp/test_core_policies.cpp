@@ -20,7 +20,7 @@ unsigned char* bytes_of(const std::shared_ptr<Span>& span) {
   return reinterpret_cast<unsigned char*>(span->address());
 }
 
-struct Piece {
+struct Marked {
   std::shared_ptr<Span> span;
   unsigned seed;
   // One number per 512 bytes, and the last byte: enough to notice a chunk that is not its own.
@@ -55,7 +55,7 @@ struct Odd {
     for (const auto& mine : lengths) {
       const auto tenant = device->add_tenant("t" + std::to_string(seed), "job");
       device->resume(tenant, 60);
-      std::vector<Piece> made;
+      std::vector<Marked> made;
       for (const Bytes length : mine) {
         const auto region =
             device->region(tenant, "tag" + std::to_string(made.size()), Policy::keep, 0);
@@ -68,12 +68,12 @@ struct Odd {
     }
   }
   bool intact(std::size_t tenant) const {
-    return std::ranges::all_of(pieces[tenant], [](const Piece& piece) { return piece.intact(); });
+    return std::ranges::all_of(pieces[tenant], [](const Marked& piece) { return piece.intact(); });
   }
   Emulated emulated;
   std::shared_ptr<Device> device;
   std::vector<std::shared_ptr<Tenant>> tenants;
-  std::vector<std::vector<Piece>> pieces;
+  std::vector<std::vector<Marked>> pieces;
 };
 
 const std::vector<Bytes> kSmall(10, 700);
@@ -170,12 +170,12 @@ TEST(new_space_in_a_clean_region_is_copied_out_too) {
   const auto tenant = device.add_tenant("a", "job");
   device.resume(tenant, 60);
   const auto region = device.region(tenant, "weights", Policy::keep, 0);
-  Piece first{device.allocate(region, kBlock + 512, 512), 0};
+  Marked first{device.allocate(region, kBlock + 512, 512), 0};
   first.write(1);
   device.mark_clean(region);
   device.suspend(tenant, 60);
   device.resume(tenant, 60);
-  Piece second{device.allocate(region, 1024, 512), 0};  // in the second block, behind the first
+  Marked second{device.allocate(region, 1024, 512), 0};  // in the second block, behind the first
   second.write(2);
   CHECK_EQ(device.suspend(tenant, 60).bytes_out, 512 + 1024u);
   device.resume(tenant, 60);

@@ -230,6 +230,17 @@ TEST(sweep_verified_switch) {
          [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
 }
 
+TEST(sweep_paged_switch) {
+  // Of a's eight blocks the pages in use end in the middle of the sixth.
+  sweep({"paged",
+         [](Pair& pair) {
+           pair.attach_both();
+           pair.a.bytes = 5 * kBlock + 100;
+           pair.device->set_pages(pair.a.keep, {{{2 * kBlock, 3 * kBlock + 100}, {0, 2 * kBlock}}});
+         },
+         [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+}
+
 TEST(sweep_tags) {
   sweep({"kv out", prepare_both,
          [](Pair& pair) { pair.device->suspend(pair.a.tenant, 60, Tags{{"kv_cache"}}); }});

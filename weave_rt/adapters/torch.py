@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -34,14 +34,7 @@ from weave_rt.adapters.storage import (
     storage_bytes,
     torch_device,
 )
-from weave_rt.adapters.walk import (
-    PLAIN_TYPES,
-    Entry,
-    label_of,
-    lie_within,
-    plain_tensors,
-    walk,
-)
+from weave_rt.adapters.walk import PLAIN_TYPES, Entry, label_of, lie_within, plain_tensors, walk
 from weave_rt.errors import StateChanged, TenantFailed, UsageError
 
 if TYPE_CHECKING:
@@ -208,7 +201,7 @@ class Book:
             with _quiet_torch():
                 self._move_in(group, copy)
 
-    def evict(self, contents: dict[str, bytes]) -> None:
+    def evict(self, contents: MutableMapping[str, bytes]) -> None:
         """Give every storage ordinary memory with its bytes in `contents` (by tag) and forget
         all. Empties `contents` as it goes: there may be no room for everything twice.
 

@@ -1,0 +1,185 @@
+"""A paged KV cache that is kept: only pages in use move, and a generation that was interrupted
+half-way continues bit-identically, whatever took the device meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from conftest import ROLLOUT
+
+from weave_rt import Device, NotResident, Tenant, UsageError
+
+PAGES, TOKENS, HEADS, SIZE, LAYERS = 64, 4, 2, 64, 2
+WIDTH = HEADS * SIZE
+
+
+class Decoder(torch.nn.Module):
+    """A small transformer whose attention reads keys and values from pages, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = torch.nn.Embedding(50, WIDTH)
+        self.qkv = torch.nn.ModuleList(torch.nn.Linear(WIDTH, 3 * WIDTH) for _ in range(LAYERS))
+        self.out = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.head = torch.nn.Linear(WIDTH, 50)
+
+
+class Generation:
+    """One response being decoded: its tokens, and the pages that hold its keys and values."""
+
+    def __init__(self, model: Decoder, cache: list[torch.Tensor], pages: list[int]) -> None:
+        self.model, self.cache, self.pages = model, cache, pages
+        self.tokens = [7]
+
+    def used(self) -> list[int]:
+        return self.pages[: -(-len(self.tokens) // TOKENS)]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        position = len(self.tokens) - 1
+        x = self.model.embed(torch.tensor([self.tokens[-1]]))
+        for layer, cache in enumerate(self.cache):
+            q, k, v = self.model.qkv[layer](x).view(3, HEADS, SIZE)
+            page, slot = self.pages[position // TOKENS], position % TOKENS
+            cache[0, page, slot], cache[1, page, slot] = k, v
+            keys, values = cache[:, self.used()].flatten(1, 2)[:, : position + 1]
+            weights = torch.softmax(torch.einsum("hd,thd->ht", q, keys) / SIZE**0.5, -1)
+            mixed = torch.einsum("ht,thd->hd", weights, values).reshape(1, WIDTH)
+            x = x + self.model.out[layer](mixed)
+        logits = self.model.head(x)[0]
+        draw = torch.Generator().manual_seed(position)
+        self.tokens.append(int(torch.multinomial(torch.softmax(logits, -1), 1, generator=draw)))
+
+
+def caches(empty: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    return [empty() for _ in range(LAYERS)]
+
+
+SHAPE = (2, PAGES, TOKENS, HEADS, SIZE)
+ORDER = [(i * 23 + 5) % PAGES for i in range(PAGES)]
+
+
+@pytest.fixture
+def device(open_checked: Callable[[str], Device]) -> Device:
+    return open_checked(ROLLOUT)
+
+
+class Engine:
+    """The decoder in a tenant whose KV cache is kept by pages, and a tenant that takes it all."""
+
+    def __init__(self, device: Device) -> None:
+        self.tenant = Tenant(device, "engine", job="a", pool="rollout", tags={"kv_cache": "keep"})
+        self.tenant.resume()
+        model = Decoder()
+        self.tenant.adopt(model)
+        self.cache = caches(lambda: self.tenant.empty(SHAPE, "float32", "kv_cache"))
+        self.generation = Generation(model, self.cache, ORDER)
+        self.tenant.page_table("kv_cache", self.table)
+        self.tenant.release()
+        self.other = Tenant(device, "other")
+        self.other.resume()
+        self.noise = self.other.buffer(device.usable_bytes, "scratch")
+        self.other.release()
+        self.tenant.resume()
+
+    def table(self) -> tuple[list[int], list[int]]:
+        offsets: list[int] = []
+        sizes: list[int] = []
+        for cache in self.cache:
+            more = self.tenant.pages(cache, self.generation.used(), dim=1)
+            offsets, sizes = offsets + more[0], sizes + more[1]
+        return offsets, sizes
+
+    def disturb(self) -> int:
+        """The whole device is written by somebody else. Returns the bytes that came back."""
+        self.tenant.switch(self.other)
+        self.noise.view()[:] = b"\xff" * self.noise.nbytes  # NaN in any float
+        return self.other.switch(self.tenant).bytes_in
+
+    def close(self) -> None:
+        del self.noise
+        self.tenant.close()
+        self.other.close()
+
+
+@pytest.fixture
+def engine(device: Device) -> Iterator[Engine]:
+    made = Engine(device)
+    yield made
+    made.close()
+
+
+def test_a_generation_that_is_interrupted_continues_bit_identically(engine: Engine) -> None:
+    alone = Generation(Decoder(), caches(lambda: torch.empty(SHAPE)), ORDER)
+    for _ in range(40):
+        alone.step()
+    for length in range(40):
+        if length % 6 == 3:
+            engine.disturb()
+        engine.generation.step()
+    assert engine.generation.tokens == alone.tokens
+    for mine, its in zip(engine.cache, alone.cache, strict=True):
+        # the last token's keys are written by the next step; all before are there
+        assert torch.equal(mine[:, ORDER[:9]], its[:, ORDER[:9]])
+
+
+def test_only_pages_in_use_move(engine: Engine) -> None:
+    for _ in range(10):
+        engine.generation.step()
+    used = len(engine.generation.used())
+    region = next(r for r in engine.tenant.regions if r.tag == "kv_cache")
+    page_bytes = TOKENS * HEADS * SIZE * 4
+    moved = engine.disturb()
+    assert region.bytes_in_pages == used * page_bytes * 2 * LAYERS
+    weights = sum(r.bytes_allocated for r in engine.tenant.regions if r.tag != "kv_cache")
+    assert moved <= region.bytes_in_pages + weights + 512
+    assert region.bytes_in_pages < region.bytes_allocated / 10
+    registered = engine.tenant.device.host_pool.bytes_registered
+    engine.disturb()
+    assert engine.tenant.device.host_pool.bytes_registered == registered
+
+
+def test_no_page_in_use_is_fine_and_without_a_table_all_moves(engine: Engine) -> None:
+    engine.tenant.page_table("kv_cache", lambda: ([], []))
+    few = engine.disturb()
+    engine.tenant.page_table("kv_cache", None)
+    for cache in engine.cache:
+        cache.fill_(2.0)
+    kv = sum(cache.nbytes for cache in engine.cache)
+    assert engine.disturb() == few + kv
+    assert all(bool((cache == 2.0).all()) for cache in engine.cache)
+
+
+def test_pages_outside_and_tables_that_fail_move_nothing(engine: Engine) -> None:
+    region = next(r for r in engine.tenant.regions if r.tag == "kv_cache")
+    before = [cache.clone() for cache in engine.cache]
+
+    def broken() -> tuple[list[int], list[int]]:
+        raise ZeroDivisionError
+
+    for table, error in (
+        (lambda: ([region.bytes - 8], [16]), UsageError),
+        (lambda: ([region.bytes + 8], [0]), UsageError),
+        (lambda: ([0, 16], [16]), UsageError),
+        (broken, ZeroDivisionError),
+    ):
+        engine.tenant.page_table("kv_cache", table)
+        with pytest.raises(error):
+            engine.tenant.suspend()
+        assert engine.tenant.state == "RESIDENT"
+    engine.tenant.page_table("kv_cache", None)
+    for cache, old in zip(engine.cache, before, strict=True):
+        assert torch.equal(cache.view(torch.int32), old.view(torch.int32))
+    with pytest.raises(UsageError, match="not in 0 to 63"):
+        engine.tenant.pages(engine.cache[0], [64], dim=1)
+    with pytest.raises(UsageError, match="in a region"):
+        engine.tenant.pages(torch.zeros(4), [0])
+    with pytest.raises(UsageError, match="only pages of a keep tag"):
+        engine.other.page_table("scratch", broken)
+    engine.tenant.suspend()
+    with pytest.raises(NotResident):
+        region.set_pages([0], [8])
+    engine.tenant.resume()

@@ -1,0 +1,115 @@
+"""Tags: their policies, and what a tenant's owner may say about one. The part of `Tenant` that only
+passes on to regions; same thread, no lock."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from weave_rt._core import Region
+from weave_rt.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DEFAULT_POLICIES", "POLICIES", "PageTable", "TagCalls", "check_policies"]
+
+PageTable = Callable[[], tuple[Iterable[int], Iterable[int]]]
+
+POLICIES = ("keep", "reload", "discard")
+
+DEFAULT_POLICIES: Mapping[str, str] = {
+    "weights": "keep",
+    "grads": "keep",
+    "optimizer": "keep",
+    "kv_cache": "discard",
+    "cuda_graph": "keep",
+    "buffers": "keep",
+    "scratch": "discard",
+    "other": "keep",
+}
+
+
+def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
+    for tag, policy in (tags or {}).items():
+        if tag not in DEFAULT_POLICIES:
+            raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
+        if policy not in POLICIES:
+            raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
+    return {**DEFAULT_POLICIES, **(tags or {})}
+
+
+class TagCalls(abc.ABC):
+    """See :class:`weave_rt.Tenant`."""
+
+    _page_tables: dict[str, PageTable]
+
+    @abc.abstractmethod
+    def region_of(self, tag: str, policy: str | None = None) -> Region: ...
+
+    @abc.abstractmethod
+    def check_resident(self, tag: str) -> None: ...
+
+    @property
+    @abc.abstractmethod
+    def regions(self) -> list[Region]: ...
+
+    def mark_clean(self, tag: str) -> None:
+        """Promise that the bytes of `tag` stay as they are until :meth:`mark_dirty` (a reference
+        model, an adapter that is not trained): they leave for the host once, and later departures
+        move nothing out. What is put into the tag afterwards leaves once, too.
+
+        Raises UsageError unless the policy is keep."""
+        self.region_of(tag).mark_clean()
+
+    def mark_dirty(self, tag: str) -> None:
+        """Before writing to a tag that was marked clean, or written back early."""
+        self.region_of(tag).mark_dirty()
+
+    def pin(self, tag: str) -> None:
+        """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
+        registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
+        RegionPinned."""
+        self.region_of(tag).pin()
+
+    def unpin(self, tag: str) -> None:
+        """Raises UsageError if `tag` is not pinned."""
+        self.region_of(tag).unpin()
+
+    def page_table(self, tag: str, table: PageTable | None) -> None:
+        """Say which bytes of a ``keep`` tag are in use (a paged KV cache): only these move.
+
+        `table` is called whenever the tenant stops, while its memory can be read, and returns
+        offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
+        many of each); :meth:`pages` makes them. What is in none of them is undefined after a
+        return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
+        region, is raised by what stops the tenant, before anything has moved."""
+        region = self.region_of(tag)
+        if region.policy != "keep":
+            raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
+        if table is not None:
+            self._page_tables[tag] = table
+        elif self._page_tables.pop(tag, None) is not None:
+            self.check_resident(tag)
+            region.clear_pages()
+
+    def pages(
+        self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
+    ) -> tuple[list[int], list[int]]:
+        """Offsets in their region and sizes, in bytes, of ``tensor.select(dim, i)`` for each i of
+        `indices`: pages of a KV cache like (2, pages, tokens, heads, size) with dim=1.
+
+        Raises UsageError for a tensor that is not contiguous or not in a region of this tenant,
+        and for an index outside it."""
+        adapter = importlib.import_module("weave_rt.adapters.pages")
+        found: tuple[list[int], list[int]] = adapter.pages(self.regions, tensor, indices, dim)
+        return found
+
+    def set_fill(self, tag: str, fill: str) -> None:
+        """What memory of a ``discard`` tag holds when it comes back or is new: ``none`` (whatever
+        was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
+        writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
+        self.region_of(tag).set_fill(fill)
