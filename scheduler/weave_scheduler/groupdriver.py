@@ -1,8 +1,9 @@
 """The state machine of a group on a modelled clock: from grants to the times of phases.
 
-``weave_scheduler.groupsim`` drives one group of fixed members with it, ``weave_scheduler.simulator``
-all groups of a cluster, on one agenda. Numbers may be int, Fraction or float; the clock only adds
-and compares them. Events at the same time are taken in the order in which they were scheduled.
+``weave_scheduler.groupsim`` drives one group of fixed members with it, and
+``weave_scheduler.simulator`` all groups of a cluster, on one agenda. Numbers may be int, Fraction
+or float; the clock only adds and compares them. Events at the same time are taken in the order in
+which they were scheduled.
 """
 
 from __future__ import annotations

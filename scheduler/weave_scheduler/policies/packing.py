@@ -16,7 +16,7 @@ import numpy as np
 
 from weave_scheduler.groupmath import closed_form, longest_phases, mean_phases, turns_of
 from weave_scheduler.model import Group, JobModel, Placement, PoolModel
-from weave_scheduler.policies.candidates import grown, isolated, rollout_loads, shaped
+from weave_scheduler.policies.candidates import grown, isolated, rollout_loads, shaped, too_wide
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Candidate, Decision, Verdict
 from weave_scheduler.policies.memory import memory_mistake, too_large_alone
@@ -47,8 +47,9 @@ class _Packing:
             decision.candidates = [decision.chosen]
             return decision
         mistake = too_large_alone(job, cluster.pools, job.train_nodes, equal=True)
-        if mistake is not None:
-            decision.never, decision.reason = True, f"fits on no node: {mistake}"
+        reason = too_wide(job, cluster) if mistake is None else f"fits on no node: {mistake}"
+        if reason is not None:
+            decision.never, decision.reason = True, reason
             return decision
         alone = isolated(job, cluster, (job.train_nodes,))
         decision.candidates = [one.judged(Verdict(True, "untested")) for one in alone]
