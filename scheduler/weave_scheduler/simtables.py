@@ -46,7 +46,7 @@ def _jobs(policy: str, rows: Sequence[Row]) -> Table:
         ("arrival", "arrival_s", format_duration),
         ("waited", "waited_s", format_duration),
         ("finished", "finished_s", format_duration),
-        ("iterations", "iterations", str),
+        ("iterations", "iterations", _count),
         ("iteration", "iteration_s", format_duration),
         ("against worst", "slowdown_planned", _ratio),
         ("against own", "slowdown_realised", _ratio),
@@ -68,7 +68,7 @@ def _pools(rows: Sequence[Row]) -> Table:
     columns: list[tuple[str, str, Text]] = [
         ("policy", "policy", str),
         ("pool", "name", str),
-        ("nodes", "nodes", str),
+        ("nodes", "nodes", _count),
         ("phases", "phases_s", format_duration),
         ("switches", "switch_s", format_duration),
         ("idle", "idle_s", format_duration),
@@ -80,9 +80,9 @@ def _pools(rows: Sequence[Row]) -> Table:
 def _totals(rows: Sequence[Row]) -> Table:
     columns: list[tuple[str, str, Text]] = [
         ("policy", "policy", str),
-        ("jobs", "jobs", str),
-        ("finished", "finished", str),
-        ("groups", "groups", str),
+        ("jobs", "jobs", _count),
+        ("finished", "finished", _count),
+        ("groups", "groups", _count),
         ("makespan", "makespan_s", format_duration),
         ("turnaround", "turnaround_s", format_duration),
         ("waited", "waited_s", format_duration),
@@ -125,6 +125,10 @@ def _spread(value: Row | None, text: Text) -> str:
         return ""
     half = (value["high"] - value["low"]) / 2 if "high" in value else 0.0
     return text(value["mean"]) + (f" ± {text(half)}" if half > 1e-9 * abs(value["mean"]) else "")
+
+
+def _count(value: float) -> str:
+    return f"{value:.4g}" if value != int(value) else str(int(value))
 
 
 def _ratio(value: float) -> str:
