@@ -136,6 +136,7 @@ def test_a_trace_and_a_profile(told, trace, spec, tmp_path, capsys):
     record = json.loads(told(trace, "--mode", "quantile", "--json"))
     jobs = {row["name"]: row for row in record["jobs"]}
     assert jobs["x"]["placed_s"] == 5
+    assert "gives no nodes" in record["notes"][0]
     assert "slowdown_planned" not in jobs["y"]  # its law has no max
     assert "slo_met_planned" not in jobs["y"]
     profile = tmp_path / "profile.json"

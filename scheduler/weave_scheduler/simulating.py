@@ -46,6 +46,11 @@ from weave_scheduler.traces import read_trace
 
 __all__ = ["Choices", "Simulated", "simulate_file"]
 
+_NO_NODES = (
+    "the trace gives no nodes; taken: 8 GPUs and 2 TB each, at 1.85 (rollout) and 5.28 (train) per"
+    " GPU-hour, as many as asked for"
+)
+
 #: Phases in a timeline, at most.
 MOST_PHASES = 20_000
 
@@ -170,7 +175,7 @@ def _from_trace(path: Path, choices: Choices) -> _Input:
             _ = [job.solo_max_s for job in trace.jobs]
         except ValueError as error:
             raise SpecError(f"{path}: {error}{hint}") from None
-    notes = () if trace.pools else ("the trace gives no nodes: taken are those of the paper",)
+    notes = () if trace.pools else (_NO_NODES,)
     pools = dict(trace.pools or paper_pools())
     return _Input(list(trace.jobs), pools, settings, "weave", False, notes=notes)
 
@@ -208,6 +213,7 @@ def _shown(
         "intra": given.settings.intra,
         "mode": given.settings.mode,
         "seeds": choices.seeds,
+        **({"notes": list(given.notes)} if given.notes else {}),
         **simulation_record(found, given.pools),
         "runtime": {
             "wall_s": time.perf_counter() - started,
@@ -216,7 +222,7 @@ def _shown(
     }
     lines = []
     if len(given.jobs) > MOST_JOBS:
-        lines.append(f"shown: {MOST_JOBS} of {len(given.jobs)} jobs; --json has all")
+        lines.append(f"{MOST_JOBS} of {len(given.jobs)} jobs are shown; --json has all")
     return Simulated(record, simulation_tables(record), lines), found[policies[0]][0]
 
 
