@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import simpy
-from scheduling import job, pools, random_job, rng
+from scheduling import job, odd_job, pools, random_job, rng
 from simpy_oracle import Group
 
 from weave_scheduler.groupmath import turns_of
@@ -14,7 +15,7 @@ from weave_scheduler.groupsim import simulate_group, simulate_slices
 from weave_scheduler.intervals import mean_interval, t_quantile
 from weave_scheduler.laws import POOLS_OF, Constant, Drifting, Empirical, draw
 from weave_scheduler.model import JobModel, PairCost, Phase, Placement, SwitchCost, Tail
-from weave_scheduler.policies import Settings, policy_of
+from weave_scheduler.policies import POLICIES, Settings, policy_of
 from weave_scheduler.policies.decision import Candidate, Decision, Verdict
 from weave_scheduler.simrecord import simulation_record
 from weave_scheduler.simulator import SimulationRefused, simulate
@@ -86,7 +87,7 @@ def drawn_turns(group, iterations):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_fixed_group_is_the_group_simulation_and_simpy_to_the_last_event(mode, monkeypatch):
+def test_a_fixed_group_is_the_group_simulation_and_simpy_to_the_last_event(mode):
     for seed in SEEDS:
         chance = random.Random(seed)
         jobs = [any_job(f"j{at}", chance, 6) for at in range(chance.randint(1, 4))]
@@ -276,6 +277,42 @@ class TestDraws:
         jobs_alone = [one for one in record["jobs"] if one["policy"] == "solo"]
         assert all(one["slowdown_realised"] == pytest.approx(1) for one in jobs_alone)
         assert all(one["slo_met_realised"] and one["slo_met_planned"] for one in jobs_alone)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_random_clusters_keep_the_books(name):
+    for seed in range(4):
+        generator = rng(seed)
+        jobs = [
+            replace(
+                random_job(f"j{at}", generator) if at % 3 else odd_job(f"j{at}", generator),
+                iterations=int(generator.integers(1, 8)),
+                arrival_s=float(generator.uniform(0, 9000)),
+            )
+            for at in range(14)
+        ]
+        found = simulate(jobs, pools(5, 4), policy_of(name, Settings()), keep=10**6)
+        on = {}
+        for one in found.phases:
+            for node in one.nodes:
+                on.setdefault(node, []).append((one.granted, one.freed))
+        for node, times in on.items():
+            pool, _, number = node.partition(":")
+            assert int(number) < {"rollout": 5, "train": 4}[pool]
+            assert all(end <= start for (_, end), (start, _) in pairwise(sorted(times)))
+        for one in found.jobs:
+            own = [ran for ran in found.phases if ran.job == one.job.name]
+            assert len(own) == one.job.iterations * len(one.job.phases)
+            assert all(a.done <= b.granted for a, b in pairwise(own))  # phases are chains here
+            assert (own[0].iteration, own[-1].iteration) == (0, one.job.iterations - 1)
+            assert one.job.arrival_s <= one.placed_s <= own[0].granted
+            assert one.finished_s == own[-1].done == one.ends_s[-1]
+        assert sum(one.cost for one in found.jobs) == pytest.approx(found.cost)
+        for pool, total in found.pools.items():
+            used = sum(end - start for node, times in on.items() if node.startswith(pool)
+                       for start, end in times)  # fmt: skip
+            assert total.phases_s + total.switch_s == pytest.approx(used)
+            assert used <= total.owned_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mode", ["strict", "barrier"])
