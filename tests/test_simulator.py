@@ -199,6 +199,27 @@ class TestByHand:
         )  # fmt: skip
         assert [one.begun - one.granted for one in found.phases if one.job == "b"] == [1, 0]
 
+    def test_a_job_that_joins_changes_the_switches_of_the_iteration_under_way(self):
+        phases = (
+            Phase("rollout", ("rollout",), Constant(30.0)),
+            Phase("train", ("train",), Constant(20.0), ("rollout",)),
+            Phase("eval", ("rollout",), Constant(10.0), ("train",)),
+        )
+        jobs = [
+            JobModel("a", phases, switch_rollout=SwitchCost(3.0)),
+            job("b", 10.0, 5.0, None, arrival_s=5.0),
+        ]
+
+        def pairs(one):
+            known = {"a", "b"} <= set(one.group.names)
+            return [PairCost("rollout", "a", "b", SwitchCost(1.0))] if known else []
+
+        policy = policy_of("most-idle", Settings())
+        found = simulate(jobs, pools(1, 1), policy, keep=9, pairs=pairs)
+        waits = {(one.job, one.phase): (one.granted, one.begun) for one in found.phases}
+        assert waits["b", "rollout"] == (30, 31)
+        assert waits["a", "eval"] == (50, 53)
+
     def test_who_finds_no_node_waits_in_line_and_says_why(self):
         jobs = [
             job("a", 30.0, 20.0, 1.0, iterations=10),
