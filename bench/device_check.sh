@@ -62,11 +62,11 @@ export WEAVE_BUILD_JOBS=${WEAVE_BUILD_JOBS:-$(nproc)} PYTHONUNBUFFERED=1
 
 # Sizes per tenant: the switch needs twice that on the device.
 if [ "$quick" = 1 ]; then
-  sizes=(--bytes 1000000 2000000) repeats=3
+  sizes=(--bytes 1000000 2000000) one_size=(--bytes 1000000) repeats=3
 elif [[ "$("$python" -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>&1)" == '' && $device != emulated* ]]; then
-  sizes=(--bytes 1000000000 4000000000 16000000000) repeats=9
+  sizes=(--bytes 1000000000 4000000000 16000000000) one_size=(--bytes 4000000000) repeats=9
 else
-  sizes=() repeats=9
+  sizes=() one_size=() repeats=9
 fi
 
 if ! { [ "$quick" = 1 ] && "$python" -c 'import weave_rt._core' 2>/dev/null; }; then
@@ -74,13 +74,16 @@ if ! { [ "$quick" = 1 ] && "$python" -c 'import weave_rt._core' 2>/dev/null; }; 
 fi
 part contract 150 env WEAVE_TEST_DEVICE="$device" "$python" -m pytest -q -p no:cacheprovider tests/contract
 part switch 240 "$python" -m weave_rt.benchmarks.switch --device "$device" "${sizes[@]}" \
-  --repeats "$repeats" --out "$out/switch.json"
+  --repeats "$repeats" --arms weave,plain --out "$out/switch.json"
+# Pinning tensor by tensor takes seconds per gigabyte: one size.
+part naive 150 "$python" -m weave_rt.benchmarks.switch --device "$device" "${one_size[@]}" \
+  --repeats 3 --out "$out/naive.json"
 # Last: one case may cost the device's context.
 part codes 60 "$python" -m weave_rt.probe --device "$device" --out "$out/driver_codes.json"
 
 echo
 echo "device $device, records in $out"
-grep -E '^(one_way|duplex)' "$out/switch.log"
+grep -hE '^(one_way|duplex|look_ahead)' "$out/switch.log" "$out/naive.log"
 grep -E '(passed|failed)' "$out/contract.log" | tail -n 1
 if [ -n "$failed" ]; then
   echo "FAILED:$failed"

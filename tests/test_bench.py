@@ -324,6 +324,16 @@ def test_factors_are_how_much_longer_the_others_take() -> None:
     assert only["factors"]["plain"] == pytest.approx(0.5)
 
 
+def test_what_moved_nothing_has_no_factor() -> None:
+    record = a_record()
+    record["cases"] += [
+        case("look_ahead", "weave", [1e-6], bytes_out=0, bytes_in=0),
+        case("look_ahead", "plain", [0.5], bytes_out=9, bytes_in=9),
+    ]
+    assert [row["name"] for row in factors(record)] == ["duplex"]
+    assert rows(record)[-2]["against_plain"] == pytest.approx(2e-6)
+
+
 def test_the_same_record_shows_no_difference() -> None:
     found = compare(a_record(), a_record())
     assert [row["verdict"] for row in found["rows"]] == ["no difference shown"] * 4

@@ -67,10 +67,11 @@ def test_reports_of_a_later_process_have_a_limit(folder: Path, open_checked: Ope
     (device,) = runtime.devices.values()
     tenant = device.add_tenant("a")
     tenant.resume()
-    tenant.region("weights").prepare(4 * device.block_bytes)
+    span = tenant.region("weights").allocate(4 * device.block_bytes)
     assert tenant.suspend().as_dict()["limit_s"] == pytest.approx(
         4 * device.block_bytes / device.calibration["d2h"]
     )
+    del span
     runtime.close()
 
 

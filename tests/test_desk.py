@@ -190,6 +190,12 @@ class TestDrift:
             watch.measured("train", 100.0)
         assert watch.again(1).phases[1].law.max_s == pytest.approx(100.0)
 
+    def test_phases_too_short_to_matter_do_not_drift(self):
+        one = job("a", 100.0, 0.1)
+        watch = DriftWatch(one, window=5)
+        assert not any(watch.measured("train", 1.0) for _ in range(9))
+        assert watch.measured("train", 10.0).above_max == 1
+
     def test_a_drifted_job_is_resubmitted(self):
         desk = Desk(WeavePolicy(), pools())
         slow = replace(job("a", 100.0, 50.0), iterations=5)

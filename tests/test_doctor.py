@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from weave_rt import UsageError, _core
-from weave_rt.calibration import recall
+from weave_rt import UsageError, _core, doctor
+from weave_rt.calibration import is_disturbed, recall
 from weave_rt.device import open_device
 from weave_rt.doctor import examine
 from weave_rt.host import cgroup_memory, numa_nodes, pci_node
@@ -66,11 +66,42 @@ def test_it_measures_anew_and_later_runs_know(tmp_path: Path, monkeypatch: Any) 
     device = open_device(SPEC)
     known = recall(device) or {}
     assert known["h2d"] == first
-    assert "background_slowdown" in known
+    assert "background_slowdown" not in known  # of the host, not of the device that it models
     device.close()
     before = _core.call_counts("emulated")["memcpy_htod_async"]
     examine(SPEC)
     assert _core.call_counts("emulated")["memcpy_htod_async"] > before
+
+
+def test_what_copies_cost_on_a_gpu_is_remembered_and_binds(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Seen with a device that says it is a GPU."""
+    monkeypatch.delenv("WEAVE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device = open_device(SPEC)
+
+    class Gpu:
+        kind, name, uuid, driver_version = "cuda", "GPU", "GPU-1", 12080
+
+        def __init__(self, loss: float | None) -> None:
+            self.loss = loss
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(device, name)
+
+        def slowdown(self) -> float | None:
+            return self.loss
+
+    for loss, allowed in ((0.05, False), (0.01, True), (None, None)):
+        looked: dict[str, Any] = {"numa": {}}
+        doctor._look_at(Gpu(loss), looked)  # type: ignore[arg-type]
+        rates = recall(Gpu(loss)) or {}  # type: ignore[arg-type]
+        assert is_disturbed(rates) == (allowed is False)
+        assert looked.get("background") == (
+            None if loss is None else {"slowdown": loss, "allowed": allowed}
+        )
+    device.close()
 
 
 def test_duplex_of_the_device_is_measured_not_assumed() -> None:
@@ -149,7 +180,6 @@ def gpu(**attributes: int) -> dict[str, Any]:
                 "kind": "cuda",
                 "block_bytes": 64 << 20,
                 "usable_bytes": 90 * GIB,
-                "capacity_bytes": 96 * GIB,
                 "attributes": has | attributes,
             }
         ],
@@ -163,7 +193,12 @@ def gpu(**attributes: int) -> dict[str, Any]:
         "numa": {"nodes": [{"node": 0, "memory_free_bytes": 400 * GIB}]},
         "memory": {"total": 96 * GIB, "free": 95 * GIB, "managed": 0, "unmanaged": GIB},
         "background": {"slowdown": 0.012, "allowed": True},
-        "link": {"d2h_bytes_per_s": 5e10, "h2d_bytes_per_s": 5e10, "duplex_share": 0.75},
+        "link": {
+            "d2h_bytes_per_s": 5e10,
+            "h2d_bytes_per_s": 5e10,
+            "duplex_share": 0.75,
+            "mode": "duplex",
+        },
     }
 
 
@@ -224,10 +259,9 @@ def test_what_is_not_well_is_one_line_with_advice(
 
 
 def test_a_slow_duplex_is_no_fault_but_said() -> None:
-    assert (
-        "one after the other" in verdicts(changed("link/duplex_share", 0.45))["link both ways"][1]
-    )
-    assert "at once" in verdicts(changed("link/duplex_share", 0.75))["link both ways"][1]
+    said = verdicts(changed("link/mode", "sequential"))["link both ways"]
+    assert (said[0], said[1]) == ("ok", "75% of each direction: one after the other is faster")
+    assert "at once" in verdicts(gpu())["link both ways"][1]
 
 
 def test_no_driver_is_no_problem_and_said_once() -> None:

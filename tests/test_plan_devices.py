@@ -15,6 +15,7 @@ from weave_scheduler.laws import Constant, Lognormal
 from weave_scheduler.model import Gpu, Group, Member, Need, Node, Placement, PoolModel, common_job
 from weave_scheduler.policies.memory import memory_mistake, summed_host_bytes, too_large_alone
 from weave_scheduler.policies.residency import PlannedResidency, residency_of
+from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.residency import cycle_of, device_records, plan_nodes, switch_costs, tenth_s
 from weave_scheduler.specfile import parse_spec
 
@@ -297,3 +298,14 @@ class TestRun:
         switches = [one for one in record["switches"] if "rollout:0" in one["devices"]]
         sizes = [max(one["bytes_in"], one["bytes_out"]) * 65536 / GB for one in switches]
         assert 14 < max(sizes[9:]) < 16, sizes
+
+
+def test_a_decision_with_known_gpus_is_made_again(tmp_path):
+    """The snapshot has the GPUs, so that memory is tested by the same plan."""
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(plan="auto"))
+    decision = tmp_path / "decision.json"
+    assert weave("plan", path, "--why", "b", "--snapshot", decision).returncode == 0
+    content = json.loads(decision.read_text())
+    assert content["pools"]["rollout"]["node"]["gpu"]["is"] == "Gpu"
+    assert replay(content).same

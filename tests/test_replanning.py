@@ -12,7 +12,8 @@ import pytest
 
 import weave_rt
 from weave_rt import Buffer, Job, LocalRuntime, Slice, Tenant, UsageError, open_device
-from weave_rt.replanning import nominal_link
+from weave_rt.overlay import Link
+from weave_rt.replanning import Replanner, nominal_link
 
 SPEC = "emulated:h20?scale=4096&speed=50&capacity=8MiB&seed=1"
 BLOCK = 16384
@@ -104,6 +105,7 @@ def test_three_of_60_on_140_move_20_each_way(group: Group) -> None:
     assert group.movable == {"a": 20, "b": 20, "c": 20}
     for name in "abc":  # until the map follows the plan
         group.turn(name)
+    assert group.device.stats()["blocks_beyond_plan"] == 0  # also when c came
     for name in "abcabc":
         assert blocks(group.turn(name)) == (20, 20)
     # Another order than the cycle moves no more.
@@ -192,6 +194,37 @@ def test_short_phases_hide_nothing_and_long_ones_do(group: Group) -> None:
         planner.ended(name, there, there, 2.0)
     assert group.plan.kind == "least-stall"
     assert group.plan.others["fewest-bytes"][0] > group.plan.foreground_s == 0
+
+
+def test_measured_rates_and_quiet_devices(open_checked: Any) -> None:
+    device = open_checked(SPEC)
+    told: list[tuple[Any, ...]] = []
+    link = Link(1e6, 2e6, 5e5, 1e6)
+    made = Replanner(
+        {"rollout:0": device, "train:0": device},
+        lambda *said: told.append(said),
+        kind="least-stall",
+        quiet=["train:0"],
+        links={"rollout:0": link},
+    )
+    size = device.usable_bytes // device.block_bytes * 2 // 3
+    with contextlib.ExitStack() as stack:
+        tenants = [Tenant(device, name) for name in "ab"]
+        for tenant in tenants:
+            stack.callback(tenant.close)
+            tenant.resume()
+            tenant.buffer(size * BLOCK, "weights")
+            tenant.suspend()
+        for name in ("rollout:0", "train:0"):
+            made.ended(name, tenants, tenants, 1.0)
+    assert [(name, ahead) for name, _, ahead in told] == [("rollout:0", True), ("train:0", False)]
+    slow, quiet = made.plan("rollout:0"), made.plan("train:0")
+    assert slow is not None
+    assert quiet is not None
+    assert (slow.kind, quiet.kind) == ("least-stall", "fewest-bytes")
+    (first, _) = slow.switches
+    moved = first.foreground
+    assert first.modelled_s == link.limit_s(moved.out * BLOCK, moved.into * BLOCK)
 
 
 def test_an_unknown_plan_is_refused(open_checked: Any) -> None:

@@ -71,11 +71,13 @@ def pattern(seed: int, nbytes: int) -> bytes:
 # 1
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
 def test_regions_with_and_without_backup_come_back_whole_in_any_order(
-    open_checked: Callable[[str], Device], order: tuple[str, ...]
+    open_checked: Callable[[str], Device], order: tuple[str, ...], verify: bool
 ) -> None:
     device = open_checked(ROLLOUT)
+    device.set_verify(verify)
     tenants, kept = {}, {}
     size = device.usable_bytes * 2 // 3 // BLOCK * BLOCK  # no two fit together
     for seed, name in enumerate("abc"):

@@ -135,14 +135,15 @@ class Device:
         limit_bytes: at most this much; 0 for no limit. Raises UsageError, TenantFailed."""
     def calibrate(self, bytes: int = 0) -> dict[str, float]:
         """Measure plain pinned copies through the driver table: h2d, d2h, and both directions at
-        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex), and in how many chunks a switch
-        is best cut (chunks). Decides whether switches copy both ways at once. Reports carry
-        limit_s from then on. pre: no tenant holds blocks on the device."""
+        once, in bytes/s (keys h2d, d2h, h2d_duplex, d2h_duplex). Finds out in how many chunks a
+        switch is best cut (chunks), and whether one direction after the other is faster than both
+        at once (sequential); switches follow. Reports carry limit_s from then on. pre: no tenant
+        holds blocks on the device."""
     def slowdown(self, bytes: int = 0) -> float | None:
-        """By which share a phase that only writes device memory takes longer while plain copies run
-        both ways, as background copies do; 0.03 is 3 %. An upper bound. None where the driver
-        launches no kernels. pre: no tenant holds blocks on the device. Raises UsageError,
-        HostMemoryError, DriverError."""
+        """By which share a phase that only writes device memory takes longer, at least, while plain
+        copies run both ways, as background copies do; 0.03 is 3 %. Noise makes it smaller, also
+        below 0. None where the driver launches no kernels. pre: no tenant holds blocks on the
+        device. Raises UsageError, HostMemoryError, DriverError."""
     def use_calibration(self, values: dict[str, float]) -> None:
         """Take over what `calibrate` returned for such a device on this host before; see
         :mod:`weave_rt.calibration`. Raises UsageError for rates that are not more than 0."""
@@ -239,6 +240,9 @@ class Tenant:
         """Copy out, beside the phase that runs, what will not change any more before its end; the
         switch need not then. Whoever writes there again must say so by Region.mark_dirty().
         Returns at once. Raises UsageError (no such region, or `discard`), NotResident."""
+    def publish(self) -> Publication:
+        """Begin the next version of the ``reload`` regions, in host memory of its own, whoever has
+        the device now. One at a time. Raises UsageError, HostMemoryError, TenantFailed."""
     def rescue(self) -> dict[str, builtins.bytes]:
         """The bytes of every region whose contents are still complete, by tag. For a tenant in
         any state, FAILED included."""
@@ -286,6 +290,8 @@ class Region:
     @property
     def clean(self) -> bool: ...
     @property
+    def version(self) -> int: ...  # how many were committed to this ``reload`` region
+    @property
     def selected(self) -> bool: ...  # its tenant runs, or last ran, with it
     @property
     def pins(self) -> int: ...
@@ -306,6 +312,32 @@ class Span:
     def region(self) -> Region: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Publication:
+    """The next version of a tenant's ``reload`` regions, while it is written. Nobody sees it before
+    :meth:`commit`; dropped without that, the old version stays."""
+
+    def write(self, region: Region, offset: int, data: builtins.bytes | memoryview) -> None:
+        """Contiguous bytes for [offset, offset + len). Raises UsageError."""
+    def copy(
+        self, region: Region, offset: int, source: Region, source_offset: int, bytes: int
+    ) -> None:
+        """The same from a region whose tenant runs now, on any device, by that device's engine.
+        Raises UsageError, NotResident, DriverError."""
+    def commit(self) -> None:
+        """The version counts from now on, as a whole; for a tenant that runs, from when it next
+        comes in. Raises UsageError if bytes of a region were not written; the old one stays."""
+    def abort(self) -> None: ...
+    @property
+    def ended(self) -> bool: ...
+
+def xxh3_64(data: builtins.bytes) -> int:
+    """XXH3 with 64 bits, seed 0."""
+
+def block_checksum(data: builtins.bytes) -> int:
+    """What verification stores of a block: xxh3_64 over the little-endian xxh3_64 digests of its
+    64 KiB pieces."""
 
 @final
 class SwitchReport:

@@ -21,7 +21,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,16 @@ from typing import Any
 import weave_rt
 from weave_rt._core import Device
 from weave_rt.conditions import host_conditions
+from weave_rt.errors import HostMemoryError
 
-__all__ = ["MOST_SLOWDOWN", "calibrated", "is_disturbed", "recall", "remember"]
+__all__ = [
+    "MOST_SLOWDOWN",
+    "calibrate_all",
+    "calibrated",
+    "is_disturbed",
+    "recall",
+    "remember",
+]
 
 log = logging.getLogger("weave_rt")
 
@@ -59,6 +67,15 @@ def calibrated(device: Device, *, anew: bool = False) -> dict[str, Any]:
         if ours:
             remember(device, rates)
     return rates
+
+
+def calibrate_all(devices: Sequence[Device]) -> None:
+    """Give each its rates; where there is no memory to measure with, reports go without a limit."""
+    try:
+        for device in devices:
+            calibrated(device)
+    except HostMemoryError as error:  # the jobs may still fit
+        log.info("switches are reported without a limit: %s", error)
 
 
 def recall(device: Device) -> dict[str, Any] | None:

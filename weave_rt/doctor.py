@@ -94,14 +94,16 @@ def _look_at(device: Device, record: dict[str, Any]) -> None:
         record["failed"] = {"what": "link", "error": str(error)}
         return
     if slowdown is not None:
-        rates[SLOWDOWN] = slowdown
-        remember(device, rates)
+        if device.kind != "emulated":
+            rates[SLOWDOWN] = slowdown
+            remember(device, rates)
         record["background"] = {"slowdown": slowdown, "allowed": not is_disturbed(rates)}
     record["link"] = _link(device, rates)
 
 
 def _link(device: Device, rates: dict[str, Any]) -> dict[str, Any]:
     link: dict[str, Any] = {f"{name}_bytes_per_s": rates[name] for name in RATES}
+    link["mode"] = "sequential" if rates.get("sequential") else "duplex"
     if "chunks" in rates:
         link["chunks"] = rates["chunks"]
     link["duplex_share"] = min(

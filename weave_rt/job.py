@@ -37,7 +37,8 @@ class Config:
     acquire_timeout_s: how long a phase waits for its permit; None is for ever.
     nested: ``error``, or ``switch`` to hand the outer phase's pools back first.
     metrics_prefix: put before the names of phases in `pop_metrics`.
-    verify: ``off``, or ``ptr`` to compare addresses at each phase entry.
+    verify: ``off``; ``ptr`` to compare addresses at each phase entry; ``checksum`` to compare also
+        whatever a switch copies, on all devices of the job and for everybody there: slow.
     max_staleness: how many clean train phases the engine's weights may be behind in a rollout;
         None is 0 if modules are managed in both pools, else unlimited."""
 
@@ -57,10 +58,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.nested not in ("error", "switch"):
             raise UsageError(f"nested={self.nested!r} is not 'error' or 'switch'")
-        if self.verify == "checksum":
-            raise UsageError("verify='checksum' is not in this version; use 'ptr'")
-        if self.verify not in ("off", "ptr"):
-            raise UsageError(f"verify={self.verify!r} is not 'off' or 'ptr'")
+        if self.verify not in ("off", "ptr", "checksum"):
+            raise UsageError(f"verify={self.verify!r} is not 'off', 'ptr' or 'checksum'")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UsageError("max_staleness is a number of train phases, 0 or more")
         if self.mode not in (None, "off", "local"):

@@ -17,12 +17,12 @@ from typing import Any
 from weave_rt import calibration
 from weave_rt._core import Device, SwitchReport
 from weave_rt.device import POOLS, open_beside
-from weave_rt.errors import HostMemoryError, UsageError, WeaveError
+from weave_rt.errors import UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
-from weave_rt.overlay import Plan
+from weave_rt.overlay import Link, Plan
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.replanning import Replanner
-from weave_rt.tenant import Tenant
+from weave_rt.tenant import Tenant, naming_tensors
 
 __all__ = ["Grant", "LocalRuntime", "Slice", "leave_process_runtime", "process_runtime", "quietly"]
 
@@ -120,18 +120,15 @@ class LocalRuntime:
             ]
         if not self._devices:
             raise UsageError("a runtime needs at least one device")
-        # Where they are known, rates give reports a limit, and may forbid background copies.
-        known = {name: calibration.recall(device) for name, device in self._devices.items()}
+        # Known rates give reports a limit, and may forbid background copies.
+        found = ((name, calibration.recall(device)) for name, device in self._devices.items())
+        known = {name: rates for name, rates in found if rates is not None}
         quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
+        links = {n: Link(**{key: r[key] for key in calibration.RATES}) for n, r in known.items()}
         self.permits = Permits(policy)
         self._ahead = LookAhead(self._devices, self._queue, background=background, quiet=quiet)
         self._plans = Replanner(
-            self._devices,
-            self._planned,
-            kind=plan,
-            background=background,
-            quiet=quiet,
-            rates={name: rates for name, rates in known.items() if rates is not None},
+            self._devices, self._planned, kind=plan, background=background, quiet=quiet, links=links
         )
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
@@ -160,7 +157,8 @@ class LocalRuntime:
     def set_plan(self, device: str, movable: Mapping[Tenant, int]) -> None:
         """From now on at most so many blocks of a tenant leave device `device` ("rollout:0") for
         the sake of others, `discard` not counted, as long as that suffices. Tenants that are not
-        named are not held. Raises UsageError for an unknown device."""
+        named are not held. Holds until this runtime plans again, because a tenant came, left, grew
+        or has other phases. Raises UsageError for an unknown device."""
         if device not in self._devices:
             raise UsageError(f"there is no device {device!r}; known: {', '.join(self._devices)}")
         self._ahead.set_plan(device, movable)
@@ -250,7 +248,8 @@ class LocalRuntime:
         device = self._devices[name]
         start = device.now_ns()
         try:
-            report = tenant.core.resume(self.drain_timeout_s)
+            with naming_tensors():
+                report = tenant.core.resume(self.drain_timeout_s)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
             raise
@@ -389,17 +388,9 @@ def _open(rollout: str, train: str) -> LocalRuntime:
                 if device not in opened:
                     opened.append(device)
                 pools[pool].append(device)
-        _calibrate(opened)
+        calibration.calibrate_all(opened)
         return LocalRuntime(pools)
     except BaseException:
         for device in opened:
             device.close()
         raise
-
-
-def _calibrate(devices: Sequence[Device]) -> None:
-    try:
-        for device in devices:
-            calibration.calibrated(device)
-    except HostMemoryError as error:  # the jobs may still fit
-        log.info("switches are reported without a limit: %s", error)

@@ -50,6 +50,9 @@ class LocalJob(Job):
                 leave_process_runtime(self.runtime)
             raise
         self.clock = self.runtime.devices[self.devices_of(POOLS)[0]]
+        if config.verify == "checksum":
+            for name in self.devices_of(POOLS):
+                self.runtime.devices[name].set_verify(True)
         self.gate = Permits()
         self.gate.join(self.job_id, POOLS)
         self.versions = Versions(self)
@@ -227,6 +230,10 @@ class LocalJob(Job):
 
     def is_inside(self, *names: str) -> bool:
         return any(a.result.name in names for a in enclosing(self))
+
+    def publishes(self) -> bool:
+        """Whether weights reach the engine through the host: it has a ``reload`` tag."""
+        return any(tenant.publishes for tenant in self.tenants_in("rollout"))
 
     def has_modules_in_both_pools(self) -> bool:
         return all(any(t.has_modules for t in self.tenants_in(pool)) for pool in POOLS)

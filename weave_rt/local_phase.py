@@ -19,6 +19,7 @@ from weave_rt.errors import PhaseNesting, UsageError
 from weave_rt.local import Grant
 from weave_rt.permits import Ticket
 from weave_rt.phases import Phase, PhaseResult, canonical_name, pools_of
+from weave_rt.publishing import Sync
 
 if TYPE_CHECKING:
     from weave_rt.local_job import LocalJob
@@ -40,6 +41,7 @@ class Active:
     admitted: bool = False
     ended: bool = False
     thread: int = field(default_factory=get_ident)
+    problem: Exception | None = None  # committing failed
 
     @property
     def holding(self) -> bool:
@@ -72,8 +74,17 @@ class LocalPhase(Phase):
         self.name = canonical_name(name)
         self.step = step
         self.timeout_s = timeout_s
-        self.needed = tuple(p for p in pools_of(self.name, pool) if job.placement[p])
+        self.pool = pool
+        pools_of(self.name, pool)  # raises for what is not a pool
         self.nested = nested
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The pools to hold. Publishing leaves the rollout pool to others."""
+        pools = pools_of(self.name, self.pool)
+        if self.name == "weight_sync" and self.pool is None and self.job.publishes():
+            pools = ("train",)
+        return tuple(p for p in pools if self.job.placement[p])
 
     def __enter__(self) -> PhaseResult:
         active = self._plan()
@@ -94,6 +105,7 @@ class LocalPhase(Phase):
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         active = self._pop(kind is None)
         problem = self._give(active, ok=kind is None)
+        problem = active.problem or problem
         self._retake(active)
         if problem is not None and kind is None:
             raise problem
@@ -119,6 +131,7 @@ class LocalPhase(Phase):
     ) -> None:
         active = self._pop(kind is None)
         problem = self._give(active, ok=kind is None)
+        problem = active.problem or problem
         await self._retake_async(active)
         if problem is not None and kind is None:
             raise problem
@@ -128,14 +141,18 @@ class LocalPhase(Phase):
         self.job.check_open()
         around = enclosing(self.job)
         held = {pool for a in around if a.holding for pool in a.pools}
-        active = Active(self, PhaseResult(self.name, self.step), ())
-        if not set(self.needed) <= held:
-            active.pools = self.needed
+        result = PhaseResult(self.name, self.step)
+        if self.name == "weight_sync":
+            result = Sync(self.name, self.step, job=self.job)
+        needed = self.needed
+        active = Active(self, result, ())
+        if not set(needed) <= held:
+            active.pools = needed
         if active.pools and held:
             if self.nested != "switch":
                 inside = next(a.phase.name for a in reversed(around) if a.holding)
                 raise PhaseNesting(
-                    f"phase {self.name!r} needs {' and '.join(self.needed)}, but is inside "
+                    f"phase {self.name!r} needs {' and '.join(needed)}, but is inside "
                     f"{inside!r}, which holds {' and '.join(sorted(held))}; leave that phase "
                     "first, or pass nested='switch' to hand its pools back meanwhile"
                 )
@@ -196,7 +213,7 @@ class LocalPhase(Phase):
         result.resumed_s += grant.resumed_s
         result.resumed_bytes += grant.bytes_in
         result.warm = self.job.note_grant(grant)
-        if self.job.config.verify == "ptr":
+        if self.job.config.verify != "off":
             for tenant in grant.tenants:
                 tenant.verify_addresses()
         self.job.versions.check_contents(active)
@@ -230,6 +247,11 @@ class LocalPhase(Phase):
         if not self.needed and not enclosing(self.job):  # else an outer phase is seen already
             job = self.job
             job.runtime.outside(job.job_id, self.name, self.step, active.entered_ns, now_ns, ok)
+        published = isinstance(active.result, Sync) and active.result.commits
+        active.problem = active.result.conclude(ok)
+        if active.problem is not None or (self.job.publishes() and not published):
+            # a sync that published nothing leaves the engine at its version
+            ok = ok and active.result.name != "weight_sync"
         if ok:
             self.job.versions.committed(active)
         return active

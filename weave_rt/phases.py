@@ -10,14 +10,14 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from weave_rt.device import POOLS
-from weave_rt.errors import UsageError
+from weave_rt.errors import UsageError, WeaveError
 
-__all__ = ["PHASES", "NullPhase", "Phase", "PhaseResult", "canonical_name", "pools_of"]
+__all__ = ["PHASES", "NullPhase", "Phase", "PhaseResult", "PlainSync", "canonical_name", "pools_of"]
 
 PHASES: dict[str, tuple[str, ...]] = {
     "init": ("train", "rollout"),
@@ -53,6 +53,35 @@ class PhaseResult:
     resumed_s: float = 0.0
     resumed_bytes: int = 0
     warm: bool = True
+
+    def publish(self, engine: Any, source: Any) -> None:
+        """In `weight_sync`: make the tensors of `source` (a torch module, or a mapping of names to
+        tensors) the weights of `engine`, a module that the job manages in the rollout pool.
+
+        An engine whose weights are managed as ``reload`` gets them when the phase has ended
+        cleanly, whoever owns the rollout GPU meanwhile; else the old version stays. Another engine
+        is resident in the phase and gets them at once.
+
+        Raises UsageError for names that only one side has, or other shapes; HostMemoryError."""
+        raise UsageError(f"publish belongs into a weight_sync phase, not {self.name!r}")
+
+    def conclude(self, ok: bool) -> Exception | None:
+        """The phase ends. Never raises."""
+        return None
+
+
+@dataclass(slots=True)
+class PlainSync(PhaseResult):
+    """A weight_sync whose engine is in memory: weights are copied by torch."""
+
+    def publish(self, engine: Any, source: Any) -> None:
+        state = source if isinstance(source, Mapping) else source.state_dict()
+        try:
+            engine.load_state_dict(state)
+        except (RuntimeError, KeyError) as error:  # what torch raises for names and shapes
+            if isinstance(error, WeaveError):
+                raise
+            raise UsageError(f"the weights do not fit the engine: {error}") from error
 
 
 def canonical_name(name: str) -> str:
@@ -119,7 +148,8 @@ class NullPhase(Phase):
     """A phase of a job that is off."""
 
     def __init__(self, name: str, step: int | None) -> None:
-        self._result = PhaseResult(name, step)
+        kind = PlainSync if name == "weight_sync" else PhaseResult
+        self._result = kind(name, step)
 
     def __enter__(self) -> PhaseResult:
         return self._result

@@ -15,7 +15,6 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from weave_rt._core import Device, parse_emulated
 from weave_rt.errors import UsageError, WeaveError
@@ -51,10 +50,6 @@ def nominal_link(device: Device) -> Link:
     return Link(d2h, h2d, d2h * duplex, h2d * duplex)
 
 
-def _measured(rates: Mapping[str, Any]) -> Link:
-    return Link(rates["d2h"], rates["h2d"], rates["d2h_duplex"], rates["h2d_duplex"])
-
-
 @dataclass(slots=True)
 class _Desk:
     planner: Planner
@@ -72,8 +67,8 @@ class Replanner:
             copies ahead of a switch are wanted there.
         kind: `auto`, `fewest-bytes` or `least-stall`.
         background: whether copies behind a phase are allowed.
-        quiet: devices where they are not.
-        rates: of the links that were measured, by device (see `weave_rt.calibration`).
+        quiet: devices on which they are not, whatever `background` says.
+        links: measured rates by device; the others have those of their model.
 
     Raises UsageError for an unknown kind."""
 
@@ -85,11 +80,10 @@ class Replanner:
         kind: str = "auto",
         background: bool = True,
         quiet: Collection[str] = (),
-        rates: Mapping[str, Mapping[str, Any]] | None = None,
+        links: Mapping[str, Link] | None = None,
     ) -> None:
         if kind not in KINDS:
             raise UsageError(f"plan {kind!r} is not one of {', '.join(KINDS)}")
-        rates = rates or {}
         self._tell = tell
         self._lock = threading.Lock()
         self._desks = {
@@ -97,7 +91,7 @@ class Replanner:
                 Planner(
                     device.usable_bytes // device.block_bytes,
                     device.block_bytes,
-                    _measured(rates[name]) if name in rates else nominal_link(device),
+                    (links or {}).get(name) or nominal_link(device),
                     kind,
                     background and name not in quiet,
                 )
@@ -142,12 +136,12 @@ class Replanner:
                 log.debug("no plan for %s: %s", name, error)
                 desk.plan = None
             plan = desk.plan
-        if plan is None:
-            self._tell(name, {}, False)
+        if plan is None or plan.excess == 0:
+            self._tell(name, {}, False)  # nothing moves; who comes next takes what it needs
             return
         allowed = quotas(plan)
         movable = {t: allowed[b.name] for t, b in zip(there, blocks, strict=True)}
-        self._tell(name, movable, plan.kind == "least-stall" and plan.excess > 0)
+        self._tell(name, movable, plan.kind == "least-stall")
 
     def _blocks(self, desk: _Desk, tenant: Tenant) -> TenantBlocks:
         size = desk.planner.block_bytes

@@ -13,20 +13,21 @@ import importlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
-from weave_rt.errors import NotResident, TenantFailed, UsageError
+from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
 
 if TYPE_CHECKING:
     import torch
 
     from weave_rt.adapters.torch import Book
 
-__all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies"]
+__all__ = ["DEFAULT_POLICIES", "POLICIES", "Buffer", "Tenant", "check_policies", "naming_tensors"]
 
 log = logging.getLogger("weave_rt")
 
@@ -46,6 +47,9 @@ DEFAULT_POLICIES: Mapping[str, str] = {
 
 _TAGS = frozenset(DEFAULT_POLICIES)
 
+# Every tenant that somebody refers to, to find whose bytes an address or an error is about.
+_open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
+
 
 def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
     """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
@@ -61,6 +65,21 @@ def _listed(tags: Sequence[str] | None) -> list[str] | None:
     if isinstance(tags, str):
         raise UsageError(f"tags is a list of tags, not the text {tags!r}")
     return None if tags is None else list(tags)
+
+
+@contextmanager
+def naming_tensors() -> Iterator[None]:
+    """A verification that fails inside says in which managed tensor."""
+    try:
+        yield
+    except VerifyFailed as error:
+        for tenant in list(_open.values()):
+            book = tenant._book
+            if book is not None and (tenant.job, tenant.name) == (error.job, error.tenant):
+                error.tensor = book.name_at(error.tag, error.offset)
+        if error.tensor:
+            error.args = (f"{error}; the first difference is in tensor {error.tensor}",)
+        raise
 
 
 class Buffer:
@@ -121,6 +140,7 @@ class Tenant:
         self.device = device
         self._core: CoreTenant | None = device.add_tenant(name, job)
         self._book: Book | None = None
+        _open[id(self)] = self
 
     def __repr__(self) -> str:
         return f"<Tenant {self.job}/{self.name} {self.state} {self.bytes} bytes>"
@@ -159,6 +179,33 @@ class Tenant:
     def regions(self) -> list[Region]:
         core = self._core
         return [] if core is None else core.regions
+
+    @property
+    def publishes(self) -> bool:
+        """Whether it has a ``reload`` tag, which gets its bytes by publishing."""
+        return "reload" in self.policies.values()
+
+    def manages(self, item: object) -> bool:
+        """Whether `item` is a torch module that this tenant was given."""
+        return self._book is not None and any(item is m for m in self._book.modules)
+
+    def module_of(self, engine: object) -> object:
+        """`engine`, or for a tenant the one module that it has. Raises UsageError."""
+        if engine is not self:
+            return engine
+        modules = self._book.modules if self._book is not None else []
+        if len(modules) != 1:
+            raise UsageError(f"tenant {self.name!r} has {len(modules)} modules; name one of them")
+        return modules[0]
+
+    @staticmethod
+    def region_at(address: int) -> Region | None:
+        """The region of any tenant of this process that has a device address, if it may be read."""
+        for tenant in list(_open.values()):
+            for region in tenant.regions:
+                if 0 <= address - region.address < region.bytes and region.resident:
+                    return region
+        return None
 
     def region_of(self, tag: str, policy: str | None = None) -> Region:
         """Get or create the region of a tag.
@@ -265,7 +312,8 @@ class Tenant:
         stops. Raises UsageError for a tag that nothing was put in, RegionPinned."""
         self._before_leaving()
         try:
-            return self.core.suspend(drain_timeout_s, _listed(tags))
+            with naming_tensors():
+                return self.core.suspend(drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
 
@@ -279,7 +327,8 @@ class Tenant:
         another one raises NotResident. What is in already is a counted no-op. Raises UsageError
         for a tag that nothing was put in."""
         try:
-            return self.core.resume(drain_timeout_s, _listed(tags))
+            with naming_tensors():
+                return self.core.resume(drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
 
@@ -289,7 +338,8 @@ class Tenant:
         """Hand the device to tenant `to` (with `tags`: to these of it), as one transaction."""
         self._before_leaving()
         try:
-            return self.device.switch(self.core, to.core, drain_timeout_s, _listed(tags))
+            with naming_tensors():
+                return self.device.switch(self.core, to.core, drain_timeout_s, _listed(tags))
         finally:
             self.update_guards()
             to.update_guards()

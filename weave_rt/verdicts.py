@@ -47,11 +47,11 @@ def checks(record: dict[str, Any]) -> list[Check]:
         found += _numa(device, record["numa"])
     found.append(_pages(record["pages"]))
     if "memory" in record:
-        found.append(_others(record["devices"][0], record["memory"]))
+        found.append(_others(record["memory"]))
     if "link" in record:
         found += _link(record["link"])
     if "background" in record:
-        found.append(_background(record["background"]))
+        found.append(_background(record["devices"], record["background"]))
     return found
 
 
@@ -206,7 +206,7 @@ def _link(link: dict[str, Any]) -> list[Check]:
             fine, value = share >= LEAST_MODEL_SHARE, f"{share:.0%} of the model"
         found.append(_judge(f"link {direction}", value, fine, advice))
     both = link["duplex_share"]
-    way = "at once" if both > 0.5 else "one after the other is faster"
+    way = "one after the other is faster" if link["mode"] == "sequential" else "at once"
     found.append(Check("link both ways", f"{both:.0%} of each direction: {way}"))
     if "pageable_copies" in link:
         count = link["pageable_copies"]
@@ -216,16 +216,19 @@ def _link(link: dict[str, Any]) -> list[Check]:
     return found
 
 
-def _others(device: dict[str, Any], memory: dict[str, int]) -> Check:
-    taken, capacity = memory["unmanaged"], device["capacity_bytes"]
+def _others(memory: dict[str, int]) -> Check:
+    taken, capacity = memory["unmanaged"], memory["total"]
     value = f"{_amount(taken)} of {_amount(capacity)} are not for tenants"
     advice = "other processes hold the device's memory (nvidia-smi): end them"
     return _judge("device memory", value, taken <= MOST_UNMANAGED_SHARE * capacity, advice)
 
 
-def _background(background: dict[str, Any]) -> Check:
+def _background(devices: list[dict[str, Any]], background: dict[str, Any]) -> Check:
     loss = max(background["slowdown"], 0.0)
     value = f"a phase that only writes memory takes {loss:.1%} longer"
+    if any(device["kind"] == "emulated" for device in devices):
+        # Its engines and its kernels share the cores and the memory of this host.
+        value += ", which is this host and binds nobody"
     advice = "they are off on this device: all that moves, moves while the GPU waits"
     return _judge("background copies", value, background["allowed"], advice)
 

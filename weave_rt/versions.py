@@ -65,9 +65,9 @@ class Versions:
                 )
 
     def entered(self, active: Active) -> None:
-        if active.result.name == "weight_sync":
+        if active.result.name == "weight_sync" and not self._job.publishes():
             with self._lock:
-                self._half_published = True
+                self._half_published = True  # until it ends cleanly; publishing is all or nothing
 
     def committed(self, active: Active) -> None:
         """A phase ended cleanly; its pools are still held."""

@@ -48,6 +48,10 @@ struct SpanObject {
   std::shared_ptr<DeviceObject> owner;
   std::shared_ptr<Span> span;
 };
+struct PublicationObject {
+  std::shared_ptr<DeviceObject> owner;
+  std::shared_ptr<Publication> publication;
+};
 struct HostPoolObject {
   std::shared_ptr<HostPool> pool;
 };
@@ -69,6 +73,7 @@ void bind_background(py::module_& module);  // BackgroundCopy
 void bind_device(py::module_& module);      // HostPool, Device
 void bind_memory(py::module_& module);      // Tenant, Region, Span
 void bind_tensor_copies(py::module_& module);  // TensorCopies
+void bind_publishing(py::module_& module);     // Publication, xxh3_64, block_checksum
 
 void set_plan(DeviceObject& self, const py::dict& movable,
               const std::vector<TenantObject>& next_use);

@@ -91,6 +91,7 @@ py::dict as_dict(const LinkRates& rates) {
   result["h2d_duplex"] = rates.h2d_duplex;
   result["d2h_duplex"] = rates.d2h_duplex;
   if (rates.chunks != 0) result["chunks"] = rates.chunks;
+  result["sequential"] = rates.sequential;
   return result;
 }
 
@@ -117,7 +118,7 @@ void use_calibration(DeviceObject& self, const std::map<std::string, double>& va
   const double chunks = value("chunks");
   if (!(chunks >= 0 && chunks <= 1e6)) throw UsageError("chunks is a number of chunks");
   self.device->use_rates({value("h2d"), value("d2h"), value("h2d_duplex"), value("d2h_duplex"),
-                          static_cast<Bytes>(chunks)});
+                          static_cast<Bytes>(chunks), value("sequential") != 0});
 }
 
 py::dict calibration(const DeviceObject& self) {

@@ -164,6 +164,12 @@ void bind_tenant(py::module_& module) {
       .def(
           "release", [](const TenantObject& self) { self.owner->device->release(self.tenant); },
           ReleaseGil())
+      .def(
+          "publish",
+          [](const TenantObject& self) {
+            return PublicationObject{self.owner, self.owner->device->begin_publish(self.tenant)};
+          },
+          ReleaseGil())
       .def("rescue", &rescue)
       .def("write_back", &write_back, py::arg("tag"), ReleaseGil())
       .def(
@@ -179,6 +185,8 @@ void bind_policies(py::class_<RegionObject>& type) {
       .def("mark_dirty", act(&Device::mark_dirty), ReleaseGil())
       .def("pin", act(&Device::pin), ReleaseGil())
       .def("unpin", act(&Device::unpin), ReleaseGil())
+      .def_property_readonly("version",
+                             [](const RegionObject& self) { return self.region->version.load(); })
       .def(
           "set_fill",
           [](const RegionObject& self, const std::string& fill) {

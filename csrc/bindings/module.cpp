@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, module) {
   bind_device(module);
   bind_memory(module);
   bind_tensor_copies(module);
+  bind_publishing(module);
 }

@@ -75,8 +75,10 @@ std::shared_ptr<BackgroundCopy> Background::prefetch(const std::shared_ptr<Tenan
   auto copy = std::make_shared<BackgroundCopy>(tenant, nullptr);
   std::size_t taken = tenant->slots_on_device();
   for (const auto& other : tools_.tenants) {
-    if (other != tenant && (other->running || other->failed)) {
-      taken += std::max(other->slots(), other->slots_on_device());
+    if (other == tenant) continue;
+    if (other->failed) taken += other->slots_on_device();
+    for (const auto& region : other->regions) {
+      taken += other->uses(*region) ? region->slots.size() : 0;
     }
   }
   const auto total = static_cast<std::size_t>(tools_.frames.total());

@@ -25,7 +25,7 @@ Background::Step Background::choose(const std::shared_ptr<BackgroundCopy>& copy)
 void Background::choose_write_back(Step& step) {
   BackgroundCopy& copy = *step.copy;
   // A promise is for one phase.
-  if (!copy.tenant_->running || copy.tenant_->last_turn != copy.phase_) return;
+  if (!copy.tenant_->uses(*copy.region_) || copy.tenant_->last_turn != copy.phase_) return;
   const auto& slots = copy.region_->slots;
   while (copy.next_slot_ < slots.size() &&
          !is_only_on_device(*copy.region_, slots[copy.next_slot_])) {

@@ -69,57 +69,6 @@ Device::Device(DriverRef driver, Options options)
 
 Device::~Device() { close(); }
 
-bool Device::closed() const {
-  const std::lock_guard lock(mutex_);
-  return frames_ == nullptr;
-}
-
-Bytes Device::usable() const {
-  const std::lock_guard lock(mutex_);
-  if (frames_ == nullptr) return 0;
-  return static_cast<Bytes>(frames_->total() - frames_->released()) * block_bytes_;
-}
-
-void Device::note_background(Stats& stats) const {
-  if (background_ == nullptr) return;
-  stats.bytes_background_out = background_->stats().bytes_out;
-  stats.bytes_background_in = background_->stats().bytes_in;
-  stats.background_errors = background_->stats().errors;
-}
-
-Device::Stats Device::stats() const {
-  const std::lock_guard lock(mutex_);
-  Stats stats = stats_;
-  if (frames_ != nullptr) {
-    stats.blocks_created = frames_->created();
-    stats.blocks_total = frames_->total();
-    stats.blocks_free = frames_->available();
-    stats.blocks_released = frames_->released();
-  }
-  note_background(stats);
-  return stats;
-}
-
-Device::Memory Device::memory() const {
-  const std::lock_guard lock(mutex_);
-  require_open();
-  const ContextScope scope(*context_);
-  std::size_t free = 0;
-  std::size_t total = 0;
-  cu::check(driver_->table.mem_get_info(&free, &total), cu::Call::mem_get_info);
-  return {total, free, static_cast<Bytes>(frames_->created()) * block_bytes_};
-}
-
-Device::Place Device::place(const std::shared_ptr<Tenant>& tenant) const {
-  const std::lock_guard lock(mutex_);
-  return {tenant->slots(), tenant->slots_on_device(), tenant->all_mapped(), tenant->regions};
-}
-
-std::vector<std::shared_ptr<Tenant>> Device::tenants() const {
-  const std::lock_guard lock(mutex_);
-  return tenants_;
-}
-
 void Device::require_open() const {
   if (frames_ == nullptr) throw UsageError("the device is closed");
 }
@@ -246,6 +195,11 @@ std::shared_ptr<Span> Device::allocate(const std::shared_ptr<Region>& region, By
 // From what the region has; null where that is not enough.
 std::shared_ptr<Span> Device::take(const std::shared_ptr<Region>& region, Bytes bytes,
                                    Bytes alignment) {
+  for (const auto& part : region->tenant.lock()->committed) {
+    if (part.region != region) continue;
+    throw UsageError("region " + region->tag +
+                     " has a newer version waiting; its tenant must leave before it grows");
+  }
   const auto offset = region->take(bytes, alignment);
   if (!offset) return nullptr;
   // The owner writes there now: what the host has of these blocks is old.
@@ -364,6 +318,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
                 [](const auto& transaction) { return transaction->tenants().empty(); });
   tenant->running = false;
   tenant->closed = true;
+  tenant->committed.clear();
+  for (const auto& region : tenant->regions) region->spare.clear();
   const bool settled = engine_->settle();
   drop_slots(*tenant, background_->settle() && settled);
   tenant->regions.clear();  // spans that are still out keep their region's addresses, unmapped

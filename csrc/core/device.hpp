@@ -20,6 +20,7 @@
 #include "core/drain.hpp"
 #include "core/host_pool.hpp"
 #include "core/plain_link.hpp"
+#include "core/publication.hpp"
 #include "core/transaction.hpp"
 
 namespace weave {
@@ -79,6 +80,18 @@ class Device {
   void set_verify(bool on);
   bool verifies() const;
 
+  // The next version of a tenant's reload regions, see publication.hpp; in any state of the tenant
+  // but FAILED, while another one may run here. One at a time. commit() is all or nothing; a tenant
+  // that runs then keeps its version until it next comes in. Throw UsageError, Refusal
+  // (host_memory), DriverError; then nothing has changed.
+  std::shared_ptr<Publication> begin_publish(const std::shared_ptr<Tenant>& tenant);
+  void commit(const std::shared_ptr<Publication>& publication);
+  void abort(const std::shared_ptr<Publication>& publication) noexcept;
+  // Copy bytes of a region whose tenant runs here to host memory, by the engine. Throws Refusal,
+  // DriverError.
+  void read(const std::shared_ptr<Region>& region, Bytes offset,
+            const std::vector<Publication::Place>& to);
+
   // With tags a tenant runs with part of its regions: one that is idle comes in with these alone,
   // one that runs gets them in addition, or gives them up (with the last one it stops). What is
   // there already, or away already, is a counted no-op. Throws UsageError for a tag that the tenant
@@ -121,10 +134,10 @@ class Device {
   void use_rates(const LinkRates& rates);
   // What reports are held against: empty until calibrate() or use_rates().
   std::optional<LinkRates> rates() const;
-  // By which share a phase that only writes memory takes longer while plain copies of blocks run
-  // both ways, up to `bytes` each: an upper bound for background copies. Ten measurements take
-  // about `work_s` each. Nothing where the driver launches no kernels. pre: no tenant holds frames.
-  // Throws UsageError, DriverError, Refusal.
+  // By which share a phase that only writes memory takes longer, at least, while plain copies of
+  // blocks run both ways, up to `bytes` each; a phase that does less loses less. Sixteen
+  // measurements take about `work_s` each. Nothing where the driver launches no kernels. pre: no
+  // tenant holds frames. Throws UsageError, DriverError, Refusal.
   std::optional<double> slowdown(Bytes bytes, double work_s = 0.05);
   // Seconds for plain copies of so many bytes (whole blocks) both ways at once. The memory for it
   // is kept until the device closes. pre: twice the larger one is free. Throws UsageError.
@@ -187,6 +200,8 @@ class Device {
   std::vector<const Tenant*> order_of(const std::vector<std::shared_ptr<Tenant>>& tenants) const;
   std::shared_ptr<Span> take(const std::shared_ptr<Region>& region, Bytes bytes, Bytes alignment);
   std::shared_ptr<Tenant> require_tenant(const Region& region) const;
+  void apply_committed(Tenant& tenant);
+  void drop_spare(std::vector<NextVersion>& parts) noexcept;
   void require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const;
   void retry_unfinished() noexcept;
   void note_background(Stats& stats) const;

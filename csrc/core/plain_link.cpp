@@ -14,6 +14,9 @@ PlainLink::PlainLink(const ContextRef& context, Frames& frames, HostPool& host_p
       frames_(frames),
       out_(context),
       in_(context),
+      started_(context, cu::kEventDefault),
+      out_ended_(context, cu::kEventDefault),
+      in_ended_(context, cu::kEventDefault),
       extents_(host_pool.allocate(kPlainJob, frames.block_bytes(), 2 * blocks)) {
   try {
     while (taken_.size() < 2 * blocks) taken_.push_back(frames_.take());
@@ -51,12 +54,27 @@ void PlainLink::finish() {
   cu::check(table.stream_synchronize(in_.raw()), cu::Call::stream_synchronize);
 }
 
-double PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
-  const auto now = context_->driver().table.now_ns;
-  const std::int64_t started = now();
+PlainLink::Seconds PlainLink::copy(std::size_t blocks_out, std::size_t blocks_in) {
+  const auto& table = context_->driver().table;
+  const auto record = [&](const Event& event, const Stream& stream) {
+    cu::check(table.event_record(event.raw(), stream.raw()), cu::Call::event_record);
+  };
+  const std::int64_t started = table.now_ns();
+  record(started_, blocks_out > 0 ? out_ : in_);
   start(blocks_out, blocks_in);
+  if (blocks_out > 0) record(out_ended_, out_);
+  if (blocks_in > 0) record(in_ended_, in_);
   finish();
-  return seconds_between(started, now());
+  Seconds seconds{seconds_between(started, table.now_ns()), 0};
+  const auto until = [&](const Event& ended) {
+    float milliseconds = 0;
+    cu::check(table.event_elapsed_time(&milliseconds, started_.raw(), ended.raw()),
+              cu::Call::event_elapsed_time);
+    seconds.device = std::max(seconds.device, static_cast<double>(milliseconds) / 1e3);
+  };
+  if (blocks_out > 0) until(out_ended_);
+  if (blocks_in > 0) until(in_ended_);
+  return seconds;
 }
 
 Bytes PlainLink::chunk_bytes(const CopyEngine& engine) const {
@@ -97,22 +115,28 @@ bool PlainLink::settle() noexcept {
   return false;
 }
 
-LinkRates measure_rates(PlainLink& link, Bytes block_bytes) {
+Measured measure_rates(PlainLink& link, Bytes block_bytes) {
   const std::size_t blocks = link.blocks();
   const auto bytes = static_cast<double>(blocks * block_bytes);
   link.copy(blocks, blocks);
   // The best of three: what disturbs a copy makes it slower, never faster.
-  const auto rate = [&](std::size_t out, std::size_t in) {
-    double seconds = link.copy(out, in);
-    for (int again = 0; again < 2; ++again) seconds = std::min(seconds, link.copy(out, in));
-    return bytes / seconds;
+  LinkRates device;
+  const auto rate = [&](std::size_t out, std::size_t in, double& by_events) {
+    auto best = link.copy(out, in);
+    for (int again = 0; again < 2; ++again) {
+      const auto next = link.copy(out, in);
+      best = {std::min(best.host, next.host), std::min(best.device, next.device)};
+    }
+    by_events = bytes / best.device;
+    return bytes / best.host;
   };
-  LinkRates rates;
-  rates.d2h = rate(blocks, 0);
-  rates.h2d = rate(0, blocks);
+  LinkRates host;
+  host.d2h = rate(blocks, 0, device.d2h);
+  host.h2d = rate(0, blocks, device.h2d);
   // Equal bytes both ways: the slower direction bounds both.
-  rates.d2h_duplex = rates.h2d_duplex = rate(blocks, blocks);
-  return rates;
+  host.d2h_duplex = host.h2d_duplex = rate(blocks, blocks, device.d2h_duplex);
+  device.h2d_duplex = device.d2h_duplex;
+  return {host, is_sequential_faster(device)};
 }
 
 Bytes best_chunks(PlainLink& link, CopyEngine& engine) {
@@ -164,10 +188,11 @@ LinkRates Device::calibrate(Bytes bytes) {
   const std::size_t blocks = std::clamp<std::size_t>(bytes / block_bytes_, 1, half);
   auto link = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
   try {
-    LinkRates rates = measure_rates(*link, block_bytes_);
-    engine_->set_sequential(is_sequential_faster(rates));
-    rates.chunks = best_chunks(*link, *engine_);
-    rates_ = rates;
+    Measured measured = measure_rates(*link, block_bytes_);
+    engine_->set_sequential(measured.sequential);
+    measured.rates.chunks = best_chunks(*link, *engine_);
+    measured.rates.sequential = measured.sequential;
+    rates_ = measured.rates;
   } catch (const DriverError&) {
     const bool settled = engine_->settle();
     if (!link->settle() || !settled) stuck_links_.push_back(std::move(link));
@@ -182,7 +207,7 @@ void Device::use_rates(const LinkRates& rates) {
   if (!is_plausible(rates)) throw UsageError("rates of a link are bytes per second, more than 0");
   const Foreground lock(*this);
   require_open();
-  engine_->set_sequential(is_sequential_faster(rates));
+  engine_->set_sequential(rates.sequential);
   if (rates.chunks != 0) engine_->set_chunks(rates.chunks);
   rates_ = rates;
 }
@@ -210,7 +235,7 @@ double Device::plain_copy(Bytes bytes_out, Bytes bytes_in) {
     plain_link_ = std::make_unique<PlainLink>(context_, *frames_, *host_pool_, blocks);
   }
   try {
-    return plain_link_->copy(out, in);
+    return plain_link_->copy(out, in).host;
   } catch (const DriverError&) {
     if (!plain_link_->settle()) stuck_links_.push_back(std::move(plain_link_));
     throw;

@@ -27,10 +27,14 @@ class PlainLink {
   PlainLink& operator=(const PlainLink&) = delete;
 
   std::size_t blocks() const { return extents_.size() / 2; }
-  // Seconds for so many blocks out and in at once. pre: neither exceeds blocks(). Throws
+  // Seconds for so many blocks out and in at once: by the clock of the caller, and by the driver's
+  // events, which do not count how late a busy host wakes up. pre: neither exceeds blocks(). Throws
   // DriverError.
-  double copy(std::size_t blocks_out, std::size_t blocks_in);
-  // The same in two steps: queue the copies, and wait for all that are queued.
+  struct Seconds {
+    double host = 0, device = 0;
+  };
+  Seconds copy(std::size_t blocks_out, std::size_t blocks_in);
+  // The same copies in two steps: queue them, and wait for all that are queued.
   void start(std::size_t blocks_out, std::size_t blocks_in);
   void finish();
   // Seconds for as many blocks as it holds to leave their frames and as many others to enter the
@@ -47,15 +51,22 @@ class PlainLink {
   Frames& frames_;
   Stream out_;
   Stream in_;
+  Event started_;
+  Event out_ended_;
+  Event in_ended_;
   std::vector<Extent> extents_;  // first half out, second half in; likewise the frames
   std::vector<FrameId> taken_;
 };
 
 // Both directions alone and together, best of three, after one unmeasured round (a link sleeps when
 // idle).
-LinkRates measure_rates(PlainLink& link, Bytes block_bytes);
-// In how many chunks the engine had best cut a switch of this size; it is left at that. A few are
-// tried, for about a second at most; another one than the default must be clearly faster.
+struct Measured {
+  LinkRates rates;          // by the host's clock: what a switch can be compared with
+  bool sequential = false;  // one direction after the other is faster, by the driver's events
+};
+Measured measure_rates(PlainLink& link, Bytes block_bytes);
+// Sets in how many chunks the engine cuts a switch. A few are tried, for about a second at most;
+// another one than the default must be clearly faster. Throws DriverError.
 Bytes best_chunks(PlainLink& link, CopyEngine& engine);
 
 }  // namespace weave

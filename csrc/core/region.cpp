@@ -43,6 +43,11 @@ Bytes Region::used_in(std::size_t slot) const {
   return space_.used_in(slot * block_bytes, block_bytes);
 }
 
+Bytes Region::unwritten(const std::map<Bytes, Bytes>& pieces) const {
+  const std::lock_guard lock(space_mutex_);
+  return space_.missing(pieces, 512);
+}
+
 std::vector<Range> Region::ranges(std::size_t slot) const {
   const Bytes used = policy == Policy::discard ? 0 : used_in(slot);
   if (used == 0) return {};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -61,6 +62,9 @@ class Region {
   std::atomic<bool> clean{false};
   std::atomic<int> pins{0};  // while not 0 its blocks stay on the device
   std::atomic<Fill> fill{Fill::none};
+  // For `reload`: a second extent per slot, for the version being published; and how many were.
+  std::vector<Extent> spare;
+  std::atomic<std::uint64_t> version{0};
 
   cu::DevicePtr address() const { return reservation->address(); }
   cu::DevicePtr slot_address(std::size_t slot) const {
@@ -75,6 +79,8 @@ class Region {
   Bytes bytes_allocated() const;
   // The first bytes of a slot that anybody may have written: up to the end of its last span.
   Bytes used_in(std::size_t slot) const;
+  // Bytes of spans that are in none of `pieces`; tensors end up to 511 bytes before their span.
+  Bytes unwritten(const std::map<Bytes, Bytes>& pieces) const;
   // What has to be copied of a slot. Sorted, apart from each other. pre: it has an extent, or is of
   // a `discard` region.
   std::vector<Range> ranges(std::size_t slot) const;
@@ -89,6 +95,14 @@ class Region {
   Space space_;
 };
 
+// The next version of a reload region, in extents of its own; see publication.hpp.
+struct NextVersion {
+  std::shared_ptr<Region> region;
+  std::vector<Extent> extents;     // one per slot
+  std::map<Bytes, Bytes> written;  // offset -> bytes: pieces of the region that were written
+};
+class Publication;
+
 class Tenant {
  public:
   Tenant(std::string name_, std::string job_) : name(std::move(name_)), job(std::move(job_)) {}
@@ -101,8 +115,10 @@ class Tenant {
   std::atomic<bool> running{false};
   std::atomic<bool> failed{false};
   std::atomic<bool> closed{false};
-  std::uint64_t last_turn = 0;  // the device's turn counter when it last ran
-  Bytes background_bytes = 0;   // copied in the background for it since its last switch
+  std::uint64_t last_turn = 0;             // the device's turn counter when it last ran
+  std::weak_ptr<Publication> publication;  // the one that was begun last
+  std::vector<NextVersion> committed;      // counts as soon as the tenant does not run
+  Bytes background_bytes = 0;              // copied in the background for it since its last switch
 
   std::size_t slots() const;
   std::size_t slots_on_device() const;

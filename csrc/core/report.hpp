@@ -13,7 +13,8 @@ namespace weave {
 // and each while both run. Measured by calibrate().
 struct LinkRates {
   double h2d = 0, d2h = 0, h2d_duplex = 0, d2h_duplex = 0;
-  Bytes chunks = 0;  // into how many the engine had best cut a switch; 0: not tried
+  Bytes chunks = 0;         // into how many the engine had best cut a switch; 0: not tried
+  bool sequential = false;  // one direction after the other is faster than both at once
 };
 
 struct SwitchReport {

@@ -52,6 +52,7 @@ std::map<std::string, std::vector<std::byte>> Device::rescue(
     if (tenant->slots_on_device() > 0) readable = attempt([&] { drain_->wait(60.0); });
   }
   readable = readable && !is_unfinished(*tenant);
+  if (!tenant->failed) apply_committed(*tenant);
   for (const auto& region : tenant->regions) {
     if (region->policy == Policy::discard) continue;
     std::vector<std::byte> bytes(region->bytes_held);

@@ -14,8 +14,8 @@ Cost cost_of(const Region& region, const Slot& slot) {
 }
 
 // Tenants other than `incoming`, the one whose turn is farthest first.
-std::vector<const Tenant*> other_tenants(const std::vector<std::shared_ptr<Tenant>>& tenants,
-                                         const Tenant& incoming, const ResidencyPlan& plan) {
+std::vector<const Tenant*> others_by_next_use(const std::vector<std::shared_ptr<Tenant>>& tenants,
+                                              const Tenant& incoming, const ResidencyPlan& plan) {
   std::vector<const Tenant*> others;
   for (const auto& tenant : tenants) {
     if (tenant.get() != &incoming && !tenant->failed) others.push_back(tenant.get());
@@ -68,7 +68,7 @@ Victims choose_victims(const std::vector<std::shared_ptr<Tenant>>& tenants, cons
                        std::size_t count, const ResidencyPlan& plan) {
   std::vector<SlotRef> candidates;
   std::map<const Tenant*, std::size_t> allowance;
-  for (const Tenant* tenant : other_tenants(tenants, incoming, plan)) {
+  for (const Tenant* tenant : others_by_next_use(tenants, incoming, plan)) {
     auto slots = slots_on_device(*tenant);
     std::erase_if(slots, [&](const SlotRef& ref) {
       return tenant->uses(*ref.region) || ref.region->pins > 0;
@@ -105,7 +105,7 @@ std::optional<SlotRef> next_victim(const std::vector<std::shared_ptr<Tenant>>& t
                                    const Turns& turns, Cost least, Cost most) {
   std::optional<SlotRef> best;
   Cost best_cost = most;
-  for (const Tenant* tenant : other_tenants(tenants, incoming, plan)) {
+  for (const Tenant* tenant : others_by_next_use(tenants, incoming, plan)) {
     const bool comes_later =
         plan.rank(*tenant) == plan.next_use.size() || plan.rank(*tenant) > plan.rank(incoming);
     if (!turns.is_drained(*tenant) || !comes_later) continue;

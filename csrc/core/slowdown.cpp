@@ -47,7 +47,7 @@ DONE:
 )";
 constexpr unsigned kGrid = 1024;
 constexpr unsigned kThreads = 256;
-constexpr int kRounds = 5;  // of each arm, alternated
+constexpr int kRounds = 8;  // of each arm, alternated
 constexpr int kMostLaunches = 2000;
 
 // The kernel and the memory that it writes.
@@ -109,9 +109,10 @@ class Work {
   std::vector<FrameId> taken_;
 };
 
-double median(std::vector<double> values) {
+// The sample below which so many of the others lie.
+double sample_at(std::vector<double> values, std::size_t place) {
   std::ranges::sort(values);
-  return values[values.size() / 2];
+  return values[place];
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ std::optional<double> Device::slowdown(Bytes bytes, double work_s) {
     const int most = std::max(1, kMostLaunches / work.launches());
     const int rounds = std::clamp(static_cast<int>(work_s / once), 1, most);
     link->copy(blocks, blocks);
-    const double copy_s = link->copy(blocks, blocks);
+    const double copy_s = link->copy(blocks, blocks).host;
     const double round_s = work.run(rounds);
     // The link stays busy for as long as the work may take.
     const int copies =
@@ -157,7 +158,9 @@ std::optional<double> Device::slowdown(Bytes bytes, double work_s) {
   }
   link.reset();
   host_pool_->trim(kPlainJob);
-  return median(beside) / median(alone) - 1;
+  // What the samples bear out, whatever else disturbed them: a quarter of those beside copies
+  // against three quarters of those alone. On a quiet device the two hardly differ from medians.
+  return sample_at(beside, kRounds / 4) / sample_at(alone, kRounds - 1 - kRounds / 4) - 1;
 }
 
 }  // namespace weave

@@ -52,6 +52,30 @@ Bytes Space::shortage(Bytes bytes, Bytes alignment) const {
   return end > size_ ? end - size_ : 0;
 }
 
+Bytes Space::missing(const std::map<Bytes, Bytes>& pieces, Bytes step) const {
+  Bytes covered = 0;  // of what is taken
+  Bytes from = 0;     // nothing before it is counted again
+  const auto taken = [&](Bytes begin, Bytes end) {
+    Bytes bytes = end - begin;
+    auto hole = free_.upper_bound(begin);
+    if (hole != free_.begin()) --hole;
+    for (; hole != free_.end() && hole->first < end; ++hole) {
+      const Bytes low = std::max(hole->first, begin);
+      const Bytes high = std::min(hole->first + hole->second, end);
+      if (low < high) bytes -= high - low;
+    }
+    return bytes;
+  };
+  for (const auto& [offset, bytes] : pieces) {
+    const Bytes begin = std::max(offset, from);
+    const Bytes end = std::min(round_up(offset + bytes, step), size_);
+    if (begin >= end) continue;
+    covered += taken(begin, end);
+    from = end;
+  }
+  return used_ - covered;
+}
+
 Bytes Space::used_in(Bytes offset, Bytes bytes) const {
   const Bytes end = std::min(offset + bytes, size_);
   if (end <= offset) return 0;

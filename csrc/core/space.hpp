@@ -22,6 +22,8 @@ class Space {
   Bytes shortage(Bytes bytes, Bytes alignment) const;
   // How many of the `bytes` from `offset` on lie before the end of what is taken there.
   Bytes used_in(Bytes offset, Bytes bytes) const;
+  // Bytes that are taken and in none of `pieces` (offset -> bytes), each rounded up to `step`.
+  Bytes missing(const std::map<Bytes, Bytes>& pieces, Bytes step) const;
   Bytes size() const { return size_; }
   Bytes used() const { return used_; }
 

@@ -55,21 +55,21 @@ class Selection {
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto victims = choose_victims(tenants_, incoming, frames_needed - free, plan_);
+  auto [victims, beyond_plan] = choose_victims(tenants_, incoming, frames_needed - free, plan_);
   // Then its own tags that do not come in now, from the end.
   auto own = slots_on_device(incoming);
   std::erase_if(own,
                 [](const SlotRef& ref) { return ref.region->selected || ref.region->pins > 0; });
-  while (victims.slots.size() < frames_needed - free && !own.empty()) {
-    victims.slots.push_back(own.back());
+  while (victims.size() < frames_needed - free && !own.empty()) {
+    victims.push_back(own.back());
     own.pop_back();
   }
-  if (victims.slots.size() == frames_needed - free) {
-    stats_.blocks_beyond_plan += victims.beyond_plan;
-    return victims.slots;
+  if (victims.size() == frames_needed - free) {
+    stats_.blocks_beyond_plan += beyond_plan;
+    return victims;
   }
   Refusal refusal(Refusal::Kind::resume_failed, "");
-  const Bytes missing = (frames_needed - free - victims.slots.size()) * block_bytes_;
+  const Bytes missing = (frames_needed - free - victims.size()) * block_bytes_;
   std::string names;
   for (const auto& tenant : tenants_) {
     const bool holds =
@@ -118,6 +118,7 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   if (outgoing != nullptr) require_usable(*outgoing);
   require_usable(*incoming);
   if (outgoing == incoming) throw UsageError("a tenant cannot be switched to itself");
+  apply_committed(*incoming);
   auto entering = regions_of(*incoming, tags);
   std::erase_if(entering, [&](const Region* region) { return incoming->uses(*region); });
   const bool outgoing_ran = outgoing != nullptr && outgoing->running;
@@ -135,10 +136,10 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
   auto ins = missing_slots(*incoming);
   std::erase_if(ins, [](const SlotRef& ref) { return !ref.region->selected; });
   auto report = bring_in(ins, outgoing_ran ? outgoing : nullptr, *incoming, drain_timeout_s);
+  selection.keep();
   for (const auto& tenant : {incoming, outgoing}) {
     if (tenant != nullptr) report.bytes_background += std::exchange(tenant->background_bytes, 0);
   }
-  selection.keep();
   start(*incoming, entering);
   ++stats_.switches;
   return report;

@@ -53,18 +53,6 @@ def settings_of(spec: Spec) -> Settings:
     )
 
 
-def check_quantile(loaded: SpecFile) -> None:
-    """Raises SpecError where the quantile needs more joint draws than a plan makes."""
-    scheduler = loaded.spec.scheduler
-    needed = least_draws(scheduler.quantile, scheduler.confidence)
-    if scheduler.mode == "quantile" and needed > MOST_DRAWS:
-        raise loaded.error(
-            f"{scheduler.quantile} at confidence {scheduler.confidence} needs {needed} joint draws;"
-            f" allowed: up to {MOST_DRAWS}, like 0.999 at 0.95",
-            *("scheduler", "quantile"),
-        )
-
-
 def pool_models(
     loaded: SpecFile, *, priced: bool = True, gpus: Mapping[str, Gpu] | None = None
 ) -> dict[str, PoolModel]:
@@ -97,6 +85,18 @@ def job_models(loaded: SpecFile) -> list[JobModel]:
             raise SpecError(str(loaded.error(str(error), "jobs", index))) from None
         models.append(model)
     return sorted(models, key=lambda one: one.arrival_s)
+
+
+def check_quantile(loaded: SpecFile) -> None:
+    """Raises SpecError where the quantile needs more joint draws than a plan makes."""
+    scheduler = loaded.spec.scheduler
+    needed = least_draws(scheduler.quantile, scheduler.confidence)
+    if scheduler.mode == "quantile" and needed > MOST_DRAWS:
+        raise loaded.error(
+            f"{scheduler.quantile} at confidence {scheduler.confidence} needs {needed} joint draws;"
+            f" allowed: up to {MOST_DRAWS}, like 0.999 at 0.95",
+            *("scheduler", "quantile"),
+        )
 
 
 def job_model(job: JobSpec) -> JobModel:

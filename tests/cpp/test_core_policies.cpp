@@ -281,3 +281,120 @@ TEST(a_tag_that_stays_away_gives_its_place_to_the_tags_that_come) {
   CHECK_THROWS(device.resume(b.tenant, 60), Refusal, "job/a");
   CHECK(a.intact());
 }
+
+namespace {
+
+// A tenant whose weights are reloaded, filled with a number.
+struct Engine {
+  std::shared_ptr<Tenant> tenant;
+  std::shared_ptr<Region> region;
+  std::shared_ptr<Span> span;
+  Engine(Device& device, Bytes blocks) : tenant(device.add_tenant("engine", "job")) {
+    device.resume(tenant, 60);
+    region = device.region(tenant, "weights", Policy::reload, 0);
+    span = device.allocate(region, blocks * kBlock, 512);
+    std::memset(bytes_of(span), 1, span->bytes());
+    device.release(tenant);
+  }
+  bool holds(int value) const {
+    const unsigned char* data = bytes_of(span);
+    return std::all_of(data, data + span->bytes(), [&](int byte) { return byte == value; });
+  }
+  std::shared_ptr<Publication> write(Device& device, int value) const {
+    auto made = device.begin_publish(tenant);
+    for (const auto& place : made->place(region, 0, span->bytes())) {
+      std::memset(place.host, value, place.bytes);
+    }
+    return made;
+  }
+};
+
+}  // namespace
+
+TEST(a_version_counts_as_a_whole_and_from_the_next_resume) {
+  Emulated emulated;
+  Device device(emulated.driver, options_with());
+  Engine engine(device, 4);
+  // Uncommitted, it is not there; dropped, it never was.
+  auto open = engine.write(device, 7);
+  device.resume(engine.tenant, 60);
+  CHECK(engine.holds(1));
+  device.abort(open);
+  CHECK_THROWS(device.commit(open), UsageError, "dropped already");
+  // Committed under a running tenant it waits; frames hold the old one until it comes in again.
+  device.commit(engine.write(device, 8));
+  CHECK(engine.holds(1));
+  device.release(engine.tenant);
+  CHECK_EQ(device.resume(engine.tenant, 60).bytes_in, 4 * kBlock);  // into the frames it holds
+  CHECK(engine.holds(8));
+  CHECK_EQ(engine.region->version.load(), 1u);
+  device.release(engine.tenant);
+  device.commit(engine.write(device, 9));
+  CHECK_EQ(device.suspend(engine.tenant, 60).bytes_out, 0u);
+  device.resume(engine.tenant, 60);
+  CHECK(engine.holds(9));
+  const auto used = device.host_pool()->used();
+  for (int version = 10; version < 20; ++version) {
+    device.suspend(engine.tenant, 60);
+    device.commit(engine.write(device, version));
+    device.resume(engine.tenant, 60);
+    CHECK(engine.holds(version));
+    CHECK_EQ(device.host_pool()->used(), used);
+  }
+  device.close();
+  CHECK_THROWS(device.begin_publish(engine.tenant), UsageError, "closed");
+  check_nothing_left(emulated.ordinal);
+}
+
+TEST(publishing_by_the_other_devices_engine_survives_every_failing_call) {
+  std::uint64_t points = 0;
+  for (const bool from_then_on : {false, true}) {
+    for (std::uint64_t nth = 1;; ++nth) {
+      Emulated emulated;
+      Device device(emulated.driver, options_with());
+      Engine engine(device, 4);
+      auto options = options_with();
+      options.host_pool = device.host_pool();
+      Emulated trainer_device;
+      Device trainer(trainer_device.driver, options);
+      Patterned policy;
+      attach(trainer, policy, "policy", 1, 4, 0);
+      device.suspend(engine.tenant, 60);
+      device.resume(engine.tenant, 60);
+      bool committed = false;
+      bool fired = false;
+      const auto publish = [&] {
+        const auto open = device.begin_publish(engine.tenant);
+        try {
+          trainer.read(policy.keep, 0, open->place(engine.region, 0, 4 * kBlock));
+          device.release(engine.tenant);
+          device.commit(open);
+          committed = true;
+          device.resume(engine.tenant, 60);
+        } catch (...) {
+          device.abort(open);
+          throw;
+        }
+      };
+      const auto is_policy = [&] { return policy.matches(bytes_of(engine.span)); };
+      {
+        const cu::FaultScope fault({nth, from_then_on});
+        try {
+          publish();
+        } catch (const DriverError&) {
+        }
+        fired = fault.calls_failed() > 0;
+      }
+      if (!fired) break;
+      ++points;
+      device.resume(engine.tenant, 60);
+      trainer.resume(policy.tenant, 60);
+      CHECK(committed ? is_policy() : engine.holds(1));
+      if (!committed) publish();
+      CHECK(is_policy());
+      CHECK(policy.intact());
+    }
+  }
+  std::printf("%lu points\n", static_cast<unsigned long>(points));
+  CHECK(points > 20);
+}

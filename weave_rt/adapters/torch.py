@@ -90,6 +90,17 @@ class Book:
     def has_modules(self) -> bool:
         return bool(self._modules)
 
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        return self._modules
+
+    def name_at(self, tag: str, offset: int) -> str:
+        """The storage at an offset of a region, or ""."""
+        for slot in list(self._slots.values()):
+            if slot.tag == tag and slot.offset <= offset < slot.offset + slot.nbytes:
+                return slot.label
+        return ""
+
     def add(self, objects: Sequence[object]) -> None:
         """Manage modules, optimizers and tensors: move their storages, watch them from now on."""
         fresh = [item for item in objects if not self._is_managed(item)]

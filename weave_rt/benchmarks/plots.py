@@ -65,6 +65,8 @@ def _bars(axis: Any, group: list[dict[str, Any]], relative: bool) -> None:
         axis.bar(places, heights, width, yerr=[[0.0] * len(up), up], capsize=2, label=arm, zorder=2)
     axis.set_xticks(range(len(names)), names)
     axis.set_yscale("log")
+    if relative:  # what had nothing to move would stretch the axis without end
+        axis.set_ylim(bottom=max(axis.get_ylim()[0], 0.01))
     axis.set_ylabel("time against plain copies" if relative else "seconds")
     axis.set_title("median, whisker to 95 %", fontsize=9)
     axis.grid(axis="y", alpha=0.3)

@@ -60,13 +60,16 @@ def rows(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def factors(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many times as long as `weave` each other arm takes: name, of, and a factor by arm."""
+    """How many times as long as `weave` each other arm takes: name, of, and a factor by arm. Of
+    questions where `weave` moved something, or does not say."""
     result = []
     for arms in questions(record["cases"]):
         name, label = arms[0]["name"], label_of(arms[0].get("params", {}))
         ours = _arm(arms, OURS)
         if ours is None or len(arms) == 1:
             continue
+        if ours.get("bytes_out") == ours.get("bytes_in") == 0:
+            continue  # nothing was left to move; a factor of such a time says nothing
         base = statistics.median(ours["samples_s"])
         if base <= 0:
             continue

@@ -103,6 +103,7 @@ class _Measuring:
             )
             if self._plain.usable_bytes < needed:
                 raise UsageError(f"plain copies need {needed / 1e6:.0f} MB")
+            self._plain.plain_copy(self.keep_bytes, self.keep_bytes)  # takes its memory
         except UsageError as error:
             self._progress(f"without the arm plain: {error}")
             if self._plain is not None:
@@ -125,7 +126,11 @@ class _Measuring:
         elif importlib.util.find_spec("torch") is None:
             self._progress("without the naive arms: torch is not installed")
         else:
-            self._naive = TorchTensors(spec, state, checkpoint)
+            try:
+                self._naive = TorchTensors(spec, state, checkpoint)
+            except RuntimeError as error:  # torch's for a GPU that is full
+                told = str(error).splitlines()[0]
+                self._progress(f"without the naive arms: {told}")
 
     @property
     def params(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ __all__ = ["Switch", "Turn", "cyclic_order", "run_cycle"]
 #: A turn of a cycle: the tenant's number, and how many seconds it takes at least nearly always.
 Turn = tuple[int, float]
 
-MOST_CYCLES = 8  # until the map repeats itself; two are the rule
+MOST_CYCLES = 6  # until the map repeats itself; two are the rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 Over a window of ``window`` iterations per phase, a phase has drifted when its mean differs from the
 planned mean (scaled to the job's nodes) by more than ``tolerance`` of it and by more than
 ``errors`` standard errors of the window, or when a duration exceeded the planned max, on which a
-worst-case plan rests, by more than the share ``above`` of it (a clock is never exact). What follows
-is the operator's choice: the report alone, or, with ``stop``, the job is stopped at the end of its
-iteration and submitted again with the measured durations as its laws (paper 5.3: no online
+worst-case plan rests, by more than the share ``above`` of it (a clock is never exact); in both
+cases by more than 1 % of the planned iteration, so that phases of milliseconds do not count. What
+follows is the operator's choice: the report alone, or, with ``stop``, the job is stopped at the end
+of its iteration and submitted again with the measured durations as its laws (paper 5.3: no online
 regrouping).
 """
 
@@ -19,6 +20,9 @@ from weave_scheduler.laws import Empirical
 from weave_scheduler.model import JobModel
 
 __all__ = ["Drift", "DriftWatch"]
+
+#: Share of the planned iteration alone below which a difference matters to nobody.
+_MATTERS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,11 @@ class DriftWatch:
         spread = math.fsum((one - mean) ** 2 for one in seen) / (len(seen) - 1)
         error = math.sqrt(spread / len(seen))
         off = abs(mean - planned)
-        most = math.inf if law.max_s is None else law.max_s * scale * (1 + self._above)
-        above = sum(one > most for one in seen)
-        if above == 0 and not (off > self._tolerance * planned and off > self._errors * error):
+        least = _MATTERS * self._job.solo_mean_s
+        most = math.inf if law.max_s is None else law.max_s * scale
+        above = sum(one > most + max(self._above * most, least) for one in seen)
+        far = off > max(self._tolerance * planned, self._errors * error, least)
+        if above == 0 and not far:
             return None
         return Drift(self._job.name, phase, planned, mean, above, self._stop)
 

@@ -1,0 +1,173 @@
+#include "core/publication.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/checksum.hpp"
+#include "core/device.hpp"
+
+namespace weave {
+
+std::vector<Publication::Place> Publication::place(const std::shared_ptr<Region>& region,
+                                                   Bytes offset, Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) throw UsageError("this version was committed or dropped already");
+  const auto part = std::ranges::find(parts_, region, &Part::region);
+  if (part == parts_.end()) {
+    throw UsageError("region " + region->tag + " is not a reload region of tenant " +
+                     tenant->label() + " that existed when publishing began");
+  }
+  const Bytes block = region->block_bytes;
+  const Bytes size = part->extents.size() * block;
+  if (bytes == 0 || offset > size || bytes > size - offset) {
+    throw UsageError("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
+                     " are outside region " + region->tag);
+  }
+  part->written[offset] = std::max(part->written[offset], bytes);
+  std::vector<Place> places;
+  for (Bytes at = offset; at < offset + bytes;) {
+    const Bytes inside = at % block;
+    const Bytes length = std::min(block - inside, offset + bytes - at);
+    places.push_back({part->extents[at / block].data() + inside, length});
+    at += length;
+  }
+  return places;
+}
+
+std::vector<Publication::Part> Publication::take_complete() {
+  const std::lock_guard lock(mutex_);
+  if (ended_) throw UsageError("this version was committed or dropped already");
+  for (const auto& part : parts_) {
+    const Region& region = *part.region;
+    if (part.extents.size() != region.slots.size()) {
+      throw UsageError("region " + region.tag + " of tenant " + tenant->label() +
+                       " grew while a version was published; publish again");
+    }
+    // Spans are allocated in steps, so a piece may be written up to a step short of its span.
+    const Bytes missing = region.unwritten(part.written);
+    if (missing == 0) continue;
+    throw UsageError(std::to_string(missing) + " bytes of region " + region.tag + " of tenant " +
+                     tenant->label() + " were not published; the old version stays");
+  }
+  ended_ = true;
+  return std::move(parts_);
+}
+
+bool Publication::ended() const {
+  const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+std::vector<Publication::Part> Publication::take() noexcept {
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  return std::move(parts_);
+}
+
+std::shared_ptr<Publication> Device::begin_publish(const std::shared_ptr<Tenant>& tenant) {
+  const Foreground lock(*this);
+  require_usable(*tenant);
+  if (const auto open = tenant->publication.lock(); open != nullptr && !open->ended()) {
+    throw UsageError("a version of tenant " + tenant->label() +
+                     " is being published already; commit or drop it first");
+  }
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  std::vector<Publication::Part> parts;
+  for (const auto& region : tenant->regions) {
+    if (region->policy != Policy::reload) continue;
+    const std::size_t had = region->spare.size();
+    if (had < region->slots.size()) {
+      auto more = host_pool_->allocate(tenant->job, block_bytes_, region->slots.size() - had);
+      std::ranges::move(more, std::back_inserter(region->spare));
+    }
+    parts.push_back({region, {}, {}});
+  }
+  if (parts.empty()) throw UsageError("tenant " + tenant->label() + " has no reload region");
+  for (auto& part : parts) part.extents = std::exchange(part.region->spare, {});
+  auto made = std::make_shared<Publication>(tenant, std::move(parts));
+  tenant->publication = made;
+  return made;
+}
+
+void Device::commit(const std::shared_ptr<Publication>& publication) {
+  const Foreground lock(*this);
+  const auto& tenant = publication->tenant;
+  require_usable(*tenant);
+  auto parts = publication->take_complete();
+  // Not under a tenant that runs: it gets the version when it next comes in.
+  drop_spare(tenant->committed);
+  tenant->committed = std::move(parts);
+  apply_committed(*tenant);
+}
+
+void Device::abort(const std::shared_ptr<Publication>& publication) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto parts = publication->take();
+  if (!publication->tenant->closed) drop_spare(parts);
+}
+
+// What is left of a version that nobody needs serves the next one.
+void Device::drop_spare(std::vector<Publication::Part>& parts) noexcept {
+  for (auto& part : parts) part.region->spare = std::move(part.extents);
+  parts.clear();
+}
+
+// The version that waits becomes the one that counts, unless its regions are in use. Frames keep
+// the old one until they are copied into.
+void Device::apply_committed(Tenant& tenant) {
+  auto& parts = tenant.committed;
+  if (parts.empty()) return;
+  if (std::ranges::any_of(parts, [&](const auto& part) { return tenant.uses(*part.region); })) {
+    return;
+  }
+  for (auto& part : parts) {
+    Region& region = *part.region;
+    for (std::size_t index = 0; index < part.extents.size(); ++index) {
+      Slot& slot = region.slots[index];
+      std::swap(slot.host, part.extents[index]);
+      slot.host_valid = true;
+      slot.frame_valid = false;
+      slot.checked.clear();
+      if (!staging_) continue;
+      slot.checked = region.ranges(index);
+      slot.checksum = block_checksum(slot.checked);
+    }
+    ++region.version;
+  }
+  drop_spare(parts);
+}
+
+void Device::read(const std::shared_ptr<Region>& region, Bytes offset,
+                  const std::vector<Publication::Place>& to) {
+  const Foreground lock(*this);
+  require_running(*region);
+  Bytes bytes = 0;
+  for (const auto& place : to) bytes += place.bytes;
+  if (offset + bytes > region->slots.size() * block_bytes_) {
+    throw UsageError("bytes outside region " + region->tag + " were asked for");
+  }
+  const ContextScope scope(*context_);
+  retry_unfinished();
+  drain_->wait(60.0);  // the trainer's kernels have written what is read
+  const Bytes chunk = engine_->chunk_bytes(bytes, block_bytes_);
+  std::vector<Chunk> chunks;
+  cu::DevicePtr at = region->address() + offset;
+  for (const auto& place : to) {
+    for (Bytes done = 0; done < place.bytes; done += chunk) {
+      const Bytes length = std::min(chunk, place.bytes - done);
+      chunks.push_back({at + done, place.host + done, length});
+    }
+    at += place.bytes;
+  }
+  CopyEngine::Progress progress;
+  try {
+    engine_->run(chunks, {}, progress);
+    engine_->finish();
+  } catch (const DriverError&) {
+    engine_->settle();
+    throw;
+  }
+}
+
+}  // namespace weave

@@ -1,0 +1,44 @@
+// core/publication.hpp: the next version of a tenant's `reload` regions while it is being written:
+// a second set of extents, filled by the trainer's side while another job may own the device, and
+// swapped in as a whole by Device::commit(). Dropped without that, the old version stays. Lock: its
+// own mutex, taken by nobody who holds Device::mutex_ but commit().
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/region.hpp"
+
+namespace weave {
+
+class Publication {
+ public:
+  using Part = NextVersion;
+  // pre: one extent per slot of each region.
+  Publication(std::shared_ptr<Tenant> tenant_, std::vector<Part> parts)
+      : tenant(std::move(tenant_)), parts_(std::move(parts)) {}
+
+  const std::shared_ptr<Tenant> tenant;
+
+  // Where bytes [offset, offset + bytes) of a region are to be written, in order. They count as
+  // written by that. Throws UsageError: another tenant's region, outside it, after the end.
+  struct Place {
+    std::byte* host;
+    Bytes bytes;
+  };
+  std::vector<Place> place(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes);
+
+  // Nothing can be written any more; what was is handed over. Throws UsageError: ended already, or
+  // a region has bytes that were not written, or has grown since.
+  std::vector<Part> take_complete();
+  bool ended() const;
+  std::vector<Part> take() noexcept;  // for an abort
+
+ private:
+  mutable std::mutex mutex_;  // leaf lock
+  std::vector<Part> parts_;
+  bool ended_ = false;
+};
+
+}  // namespace weave

@@ -1,0 +1,260 @@
+"""Publishing: new weights reach an engine while another job owns the rollout GPU, as a whole or not
+at all, and a rollout runs on the committed version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from weave_rt import Device, HostMemoryError, LocalRuntime, StaleWeights, Tenant, UsageError, init
+from weave_rt.job import Job
+
+RELOAD = {"weights": "reload", "buffers": "reload"}
+
+
+class Net(torch.nn.Module):
+    """Ties, a buffer in no state dict, and running statistics."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = torch.nn.Embedding(16, 32)
+        self.norm = torch.nn.BatchNorm1d(32)
+        self.head = torch.nn.Linear(32, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((), 0.5 + seed), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embed(x))) * self.scale
+
+
+def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one)
+
+
+class Pair:
+    """A job with policy and engine, and one that takes the whole rollout GPU."""
+
+    def __init__(self, runtime: LocalRuntime) -> None:
+        self.runtime = runtime
+        self.job: Job = init("a", {"runtime": runtime})
+        self.other: Job = init("b", {"runtime": runtime})
+        self.policy, self.engine = Net(1), Net(2)
+        with self.job.phase("init"):
+            self.job.manage("policy", self.policy, pool="train")
+            self.tenant = self.job.manage("engine", self.engine, pool="rollout", tags=RELOAD)
+        self.addresses = [p.data_ptr() for p in self.engine.parameters()]
+
+    @property
+    def rollout(self) -> Device:
+        assert isinstance(self.tenant, Tenant)
+        return self.tenant.device
+
+    def train(self) -> dict[str, torch.Tensor]:
+        with self.job.phase("train"), torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            self.policy.norm.running_mean.add_(1)
+            return state_of(self.policy)
+
+    def rolled_out(self) -> dict[str, torch.Tensor]:
+        with self.job.phase("rollout"):
+            return state_of(self.engine)
+
+    def close(self) -> None:
+        self.job.close()
+        self.other.close()
+
+
+@pytest.fixture
+def pair(runtime: LocalRuntime) -> Iterator[Pair]:
+    made = Pair(runtime)
+    yield made
+    made.close()
+
+
+def test_the_rollout_pool_is_not_needed_to_publish(pair: Pair) -> None:
+    with pair.other.phase("rollout"):
+        noise = pair.other.manage("noise", pool="rollout")
+        taken = noise.buffer(pair.rollout.usable_bytes, "scratch")
+    for _ in range(3):
+        expected = pair.train()
+        with pytest.raises(StaleWeights):
+            pair.rolled_out()
+        with pair.other.phase("rollout"):  # somebody else's, and full of other bytes
+            taken.view()[:] = b"\x5a" * taken.nbytes
+            with pair.job.phase("weight_sync") as sync:
+                sync.publish(pair.engine, pair.policy)
+        assert equal(pair.rolled_out(), expected)
+        assert [p.data_ptr() for p in pair.engine.parameters()] == pair.addresses
+
+
+def test_steady_state_publishing_allocates_nothing(pair: Pair) -> None:
+    registered = []
+    for _ in range(4):
+        expected = pair.train()
+        with pair.job.phase("weight_sync") as sync:
+            sync.publish(pair.engine, pair.policy)
+        registered.append(pair.rollout.host_pool.bytes_registered)
+        assert equal(pair.rolled_out(), expected)
+    assert len(set(registered)) == 1
+
+
+def test_weights_leave_the_rollout_gpu_once_and_never_again(pair: Pair) -> None:
+    assert isinstance(pair.tenant, Tenant)
+    pair.tenant.suspend()
+    for _ in range(2):
+        pair.train()
+        with pair.job.phase("weight_sync") as sync:
+            sync.publish(pair.engine, pair.policy)
+        pair.rolled_out()
+        assert pair.tenant.suspend().bytes_out == 0
+
+
+def test_an_exception_leaves_the_old_version(pair: Pair) -> None:
+    old = state_of(pair.engine)
+    with pair.job.phase("rollout"):
+        old = state_of(pair.engine)
+    pair.train()
+
+    def fail_half_way() -> None:
+        with pair.job.phase("weight_sync") as sync:
+            sync.publish(pair.engine, pair.policy)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    with pytest.raises(StaleWeights, match="1 train phases behind"):
+        pair.rolled_out()
+    assert isinstance(pair.tenant, Tenant)
+    pair.tenant.resume()
+    assert equal(state_of(pair.engine), old)
+    pair.tenant.release()
+    expected = None
+    with pair.job.phase("weight_sync") as sync:
+        expected = state_of(pair.policy)
+        sync.publish(pair.engine, pair.policy)
+    assert equal(pair.rolled_out(), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("embed.weight"), "1 names are missing: embed.weight"),
+        (lambda s: s.update(extra=torch.ones(1)), "1 names are unknown to the engine: extra"),
+        (lambda s: s.update({"norm.bias": torch.ones(3)}), r"norm.bias has shape \(3,\)"),
+        (lambda s: s.update({"head.weight": torch.ones(16, 32)}), "tied in the engine"),
+    ],
+)
+def test_names_and_shapes_must_match(pair: Pair, change: object, message: str) -> None:
+    pair.train()
+    assert callable(change)
+    with pair.job.phase("weight_sync") as sync:
+        source = {
+            **dict(pair.policy.named_parameters(remove_duplicate=False)),
+            **dict(pair.policy.named_buffers()),
+        }
+        change(source)
+        with pytest.raises(UsageError, match=message):
+            sync.publish(pair.engine, source)
+    # even where the trainer goes on: nothing was committed
+    with pytest.raises(StaleWeights):
+        pair.rolled_out()
+
+
+def test_a_sync_that_publishes_nothing_commits_nothing(pair: Pair) -> None:
+    pair.train()
+    with pair.job.phase("weight_sync"):
+        pass
+    with pytest.raises(StaleWeights):
+        pair.rolled_out()
+    with (
+        pair.job.phase("train") as phase,
+        pytest.raises(UsageError, match="belongs into a weight_sync"),
+    ):
+        phase.publish(pair.engine, pair.policy)
+
+
+def test_a_rollout_that_runs_keeps_its_version(runtime: LocalRuntime) -> None:
+    pair = Pair(runtime)
+    try:
+        assert isinstance(pair.tenant, Tenant)
+        core = pair.tenant.core
+        with pair.job.phase("rollout"):
+            before = state_of(pair.engine)
+            publication = core.publish()
+            with pytest.raises(UsageError, match="is being published already"):
+                core.publish()
+            region = next(r for r in core.regions if r.tag == "weights")
+            buffers = next(r for r in core.regions if r.tag == "buffers")
+            publication.write(buffers, 0, bytes(buffers.bytes_allocated))
+            with pytest.raises(UsageError, match=r"of region weights .* were not published"):
+                publication.commit()
+            with pytest.raises(UsageError, match="outside region weights"):
+                publication.write(region, region.bytes, b"x")
+            publication.write(region, 0, bytes(region.bytes_allocated))
+            publication.commit()
+            assert equal(state_of(pair.engine), before)
+            with pytest.raises(UsageError, match="newer version waiting"):
+                pair.tenant.buffer(64, "weights")
+            with pytest.raises(UsageError, match="already"):
+                publication.commit()
+        assert all(not t.any() for t in pair.rolled_out().values())
+    finally:
+        pair.close()
+
+
+def test_too_little_pinned_memory_for_a_second_version(runtime: LocalRuntime) -> None:
+    from weave_rt import open_device
+
+    device = open_device(
+        "emulated:h20?scale=4096&speed=50&capacity=2MiB", host_budget_bytes=3 * 16384
+    )
+    tenant = Tenant(device, "engine", tags=RELOAD)
+    tenant.resume()
+    buffer = tenant.buffer(2 * device.block_bytes, "weights")
+    budget = device.host_pool.budget_bytes
+    if budget >= 2 * tenant.bytes:
+        pytest.skip("blocks are too small for this budget")
+    with pytest.raises(HostMemoryError):
+        tenant.core.publish()
+    assert tenant.state == "RESIDENT"
+    buffer.view()[:] = b"\x07" * buffer.nbytes
+    tenant.suspend()
+    tenant.resume()
+    assert set(buffer.view()) == {7}
+    del buffer
+    tenant.close()
+    device.close()
+
+
+def test_publishing_into_an_engine_that_is_kept_copies_at_once(runtime: LocalRuntime) -> None:
+    with init("c", {"runtime": runtime}) as job:
+        policy, engine = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        with job.phase("init"):
+            job.manage("policy", policy, pool="train")
+            job.manage("engine", engine, pool="rollout")
+        with job.phase("train"), torch.no_grad():
+            policy.weight.fill_(3)
+        with job.phase("weight_sync") as sync:
+            sync.publish(engine, policy)
+        with job.phase("rollout"):
+            assert torch.equal(engine.weight, torch.full((4, 4), 3.0))
+
+
+def test_off_it_is_the_same_script() -> None:
+    with init("d", {"mode": "off"}) as job:
+        policy, engine = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        job.manage("engine", engine, pool="rollout", tags=RELOAD)
+        with job.phase("weight_sync") as sync:
+            sync.publish(engine, policy)
+        assert torch.equal(engine.weight, policy.weight)
+        with job.phase("weight_sync") as sync, pytest.raises(UsageError, match="do not fit"):
+            sync.publish(engine, {"weight": torch.ones(2)})

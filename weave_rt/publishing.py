@@ -1,0 +1,87 @@
+"""What a `weight_sync` phase is given: a way to hand the policy's weights to the engine.
+
+An engine whose weights are managed as ``reload`` gets them into a second set of host extents, while
+another job may own the rollout GPU; they count when the phase ends cleanly. Any other engine is
+resident in the phase, and its weights are copied there and then. Used by the thread of the phase.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from weave_rt.errors import UsageError
+from weave_rt.phases import PlainSync
+
+if TYPE_CHECKING:
+    from weave_rt._core import Publication
+    from weave_rt.local_job import LocalJob
+    from weave_rt.tenant import Tenant
+
+__all__ = ["Sync", "tensors_of"]
+
+
+@dataclass(slots=True)
+class Sync(PlainSync):
+    """See `PhaseResult.publish`."""
+
+    job: LocalJob | None = None
+    failed: bool = False
+    published: dict[str, Publication] = field(default_factory=dict)  # by name of the tenant
+
+    def publish(self, engine: Any, source: Any) -> None:
+        assert self.job is not None
+        tenant = self._tenant_of(engine)
+        if not tenant.publishes:
+            PlainSync.publish(self, engine, source)
+            return
+        try:
+            if tenant.name not in self.published:
+                self.published[tenant.name] = tenant.core.publish()
+            adapter = importlib.import_module("weave_rt.adapters.publish")
+            adapter.publish(self.published[tenant.name], tenant, engine, source)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def conclude(self, ok: bool) -> Exception | None:
+        """End of the phase: commit, or leave the old versions. Never raises."""
+        publications, self.published = list(self.published.values()), {}
+        problem: Exception | None = None
+        for publication in publications:
+            try:
+                if ok and not self.failed and problem is None:
+                    publication.commit()
+                    continue
+            except Exception as error:
+                problem = error
+            publication.abort()
+        return problem
+
+    @property
+    def commits(self) -> bool:
+        """Whether there is something to commit."""
+        return bool(self.published) and not self.failed
+
+    def _tenant_of(self, engine: Any) -> Tenant:
+        assert self.job is not None
+        for tenant in self.job.tenants_in("rollout"):
+            if tenant is engine or tenant.manages(engine):
+                return tenant
+        kind = type(engine).__name__
+        raise UsageError(
+            f"this {kind} is not managed by job {self.job.job_id!r} in pool 'rollout'; "
+            "job.manage() it there first"
+        )
+
+
+def tensors_of(source: Any) -> Mapping[str, Any] | None:
+    """Name to tensor of a torch module or a state dict; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.nn.Module):
+        parameters = dict(source.named_parameters(remove_duplicate=False))
+        return {**parameters, **dict(source.named_buffers(remove_duplicate=False))}
+    return source if isinstance(source, Mapping) else None
