@@ -33,10 +33,10 @@ INCLUDES = {
 # Modules of the scheduler that decide: pure, so that live and simulated runs share them.
 DECIDING = (
     "barrierstate", "chainkernel", "commands", "cycleratio", "devicetables", "document",
-    "eventkernel", "events", "gpus", "groupmath", "groupsim", "intra", "laws", "lengths",
-    "liveorder", "model", "montecarlo", "plan", "plandrawing", "planinput", "plantables",
-    "pools", "recursion", "residency", "samples", "spec", "specfile", "state",
-    "strictorder", "strictstate", "units",
+    "eventkernel", "events", "gpus", "groupdriver", "groupmath", "groupsim", "intervals", "intra",
+    "laws", "lengths", "liveorder", "model", "montecarlo", "plan", "plandrawing", "planinput",
+    "plantables", "pools", "recursion", "residency", "samples", "simrecord", "simtables",
+    "simulator", "spec", "specfile", "state", "strictorder", "strictstate", "units",
 )  # fmt: skip
 DECIDING_FOLDERS = ("exact", "policies")
 DECIDING_RUNTIME = ("weave_rt.errors", "weave_rt.overlay")  # what they may have of the runtime

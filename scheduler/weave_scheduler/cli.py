@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
-from weave_scheduler import benchcommands
+from weave_scheduler import benchcommands, simcommand
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
@@ -55,6 +55,7 @@ bench_app = typer.Typer(help="Microbenchmarks.", rich_markup_mode=None, cls=Type
 app.add_typer(bench_app, name="bench")
 app.add_typer(trace_app, name="trace")
 benchcommands.add_to(bench_app)
+simcommand.add_to(app)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -28,6 +28,7 @@ __all__ = [
     "longest_phases",
     "mean_phases",
     "scale_of",
+    "turn_of",
     "turns_of",
     "why_not_closed",
 ]
@@ -120,10 +121,11 @@ def turns_of(
     tail migrates into what holds the nodes and a lag, if anyone else wants those nodes. Raises
     ValueError where a law has no max and ``longest_phases`` asks for it.
     """
-    return tuple(_turn(group, member, seconds) for member in group.members)
+    return tuple(turn_of(group, member, seconds) for member in group.members)
 
 
-def _turn(group: Group, member: Member, seconds: Callable[[Member, Phase], Number]) -> Turn:
+def turn_of(group: Group, member: Member, seconds: Callable[[Member, Phase], Number]) -> Turn:
+    """The turn of one member, as :func:`turns_of` makes those of all."""
     job, place = member.job, member.placement
     index = {phase.name: at for at, phase in enumerate(job.phases)}
     others = [other for other in group.members if other is not member]

@@ -1,26 +1,23 @@
 """One group under the very policy that will run: the state machine on a modelled clock.
 
-Numbers may be int, Fraction or float; the clock only adds and compares them. Events at the same
-time are taken in the order in which they were scheduled.
+Numbers may be int, Fraction or float; ``weave_scheduler.groupdriver`` has the clock.
 """
 
 from __future__ import annotations
 
-import heapq
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weave_scheduler.commands import Command
 from weave_scheduler.eventkernel import event_ends
-from weave_scheduler.events import JobJoined, PhaseDone, PhaseRequested
-from weave_scheduler.groupmath import Number, Step, Turn
+from weave_scheduler.groupdriver import Agenda, GroupDriver, Ran
+from weave_scheduler.groupmath import Number, Turn
 from weave_scheduler.intra import state_for
 from weave_scheduler.model import Intra, PairCost
-from weave_scheduler.state import GroupState
 from weave_scheduler.strictorder import strict_period
 
 __all__ = ["JobTimes", "Slice", "simulate_group", "simulate_slices", "simulated_iterations"]
@@ -128,17 +125,8 @@ def _by_iteration(turns: Sequence[Turn] | Sequence[Sequence[Turn]]) -> list[Sequ
     return [(turn,) if isinstance(turn, Turn) else turn for turn in turns]
 
 
-@dataclass(slots=True)
-class _Job:
-    """Where one job is in its iteration."""
-
-    iteration: int = 0
-    asked: set[int] = field(default_factory=set)
-    over: set[int] = field(default_factory=set)
-
-
 class _Model:
-    """The clock, the machine and what runs."""
+    """One group of fixed members, all of which go on for ever."""
 
     def __init__(
         self,
@@ -151,85 +139,30 @@ class _Model:
         self.ends: list[list[Number]] = [[] for _ in turns]
         self.slices: list[Slice] = []
         first = [own[0] for own in turns]
+        self._at = {turn.job: job for job, turn in enumerate(first)}
         self._order = list(range(len(turns)) if order is None else order)
-        self._state: GroupState = state_for(intra, first, self._order)
-        self._costs = {(pair.pool, pair.outgoing, pair.incoming): pair.cost for pair in pairs}
-        self._jobs = [_Job() for _ in turns]
-        self._asks: list[tuple[int, int]] = []  # serial -> job, step
-        self._ahead: list[tuple[Number, int, str, int]] = []  # time, order, what, serial
-        self._last: dict[str, tuple[int, Number]] = {}  # node -> job there last, begun
-        self._now: Number = 0
-        self._planned = 0
+        self._agenda = Agenda()
+        state = state_for(intra, first, self._order)
+        self._driver = GroupDriver(self._agenda, state, self, pairs)
 
     def run(self, iterations: int) -> None:
-        for job in self._order:
-            nodes = {node for step in self.turns[job][0].steps for node in step.nodes}
-            self._state.handle(JobJoined(self.turns[job][0].job, tuple(sorted(nodes))))
-        for job in self._order:
-            self._ask(job)
+        self._driver.join({
+            self.turns[job][0].job: functools.partial(_of_iteration, self.turns[job])
+            for job in self._order
+        })  # fmt: skip
         while min(len(ends) for ends in self.ends) < iterations:
-            self._now, _, what, serial = heapq.heappop(self._ahead)
-            if what == "free":
-                self._grant(self._state.handle(PhaseDone(serial)))
-            self._step_over(serial, what)
+            if not self._agenda.step():
+                raise RuntimeError("the group stands still: every phase waits for another one")
 
-    def _turn(self, job: int) -> Turn:
-        own = self.turns[job]
-        return own[self._jobs[job].iteration % len(own)]
+    def ran(self, one: Ran) -> None:
+        job = self._at[one.job]
+        self.slices.append(
+            Slice(job, one.step, one.iteration, one.granted, one.begun, one.freed, one.done)
+        )
 
-    def _ask(self, job: int) -> None:
-        """Request every step whose predecessors are over."""
-        where, turn = self._jobs[job], self._turn(job)
-        for at, step in enumerate(turn.steps):
-            if at not in where.asked and where.over.issuperset(step.after):
-                where.asked.add(at)
-                serial = len(self._asks)
-                self._asks.append((job, at))
-                nodes = tuple(sorted(step.nodes))
-                event = PhaseRequested(turn.job, step.phase, nodes, serial)
-                self._grant(self._state.handle(event))
+    def iterated(self, job: str) -> None:
+        self.ends[self._at[job]].append(self._agenda.now)
 
-    def _grant(self, commands: Sequence[Command]) -> None:
-        for command in commands:
-            serial = command.serial
-            job, at = self._asks[serial]
-            step = self._turn(job).steps[at]
-            begun = self._begin(job, step)
-            freed = begun + step.seconds
-            done = freed + step.lag
-            iteration = self._jobs[job].iteration
-            self.slices.append(Slice(job, at, iteration, self._now, begun, freed, done))
-            self._plan(freed, "free", serial)
 
-    def _begin(self, job: int, step: Step) -> Number:
-        """When it may run: after the switch on those of its nodes where another job was."""
-        ready = self._now
-        fore: Number = 0
-        for node in sorted(step.nodes):
-            last, since = self._last.get(node, (job, self._now))
-            if last != job:
-                key = node.split(":")[0], self.turns[last][0].job, self.turns[job][0].job
-                cost = self._costs.get(key)
-                fore = max(fore, step.foreground if cost is None else cost.foreground_s)
-                ready = max(ready, since + (step.background if cost is None else cost.background_s))
-        begun = ready + fore
-        for node in step.nodes:
-            self._last[node] = job, begun
-        return begun
-
-    def _step_over(self, serial: int, what: str) -> None:
-        job, at = self._asks[serial]
-        lag = self._turn(job).steps[at].lag
-        if what == "free" and lag:
-            self._plan(self._now + lag, "done", serial)
-            return
-        where = self._jobs[job]
-        where.over.add(at)
-        if len(where.over) == len(self._turn(job).steps):
-            self.ends[job].append(self._now)
-            self._jobs[job] = _Job(where.iteration + 1)
-        self._ask(job)
-
-    def _plan(self, at: Number, what: str, serial: int) -> None:
-        self._planned += 1
-        heapq.heappush(self._ahead, (at, self._planned, what, serial))
+def _of_iteration(own: Sequence[Turn], iteration: int) -> Turn:
+    return own[iteration % len(own)]

@@ -204,6 +204,8 @@ class Drifting:
 
 def draw(law: DurationLaw, seed: int, iteration: int, phase: str) -> float:
     """The seconds of one phase of the real job. pre: seed >= 0, phase in PHASES."""
+    if isinstance(law, Constant):
+        return law.value_s
     stream = PHASES.index(law.stream or phase)
     entropy = np.random.SeedSequence([seed, iteration, stream])
     return law.draw_s(np.random.Generator(np.random.PCG64(entropy)), iteration)

@@ -32,7 +32,7 @@ from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
 from weave_scheduler.units import format_duration, format_money
 
-__all__ = ["Shown", "plan_file", "run_plan"]
+__all__ = ["Shown", "is_trace", "plan_file", "run_order", "run_plan"]
 
 
 _DRAWN = 20  # groups, at most
@@ -86,7 +86,7 @@ def _decision_in(path: Path) -> dict[str, Any] | None:
     """The content where the file is JSON with a format of ours; None where it is a spec."""
     try:
         text = path.read_text(encoding="utf-8")
-        if _is_trace(text):
+        if is_trace(text):
             raise SpecError(f"{path}: is a trace; weave plan takes a spec or a decision")
         content = json.loads(text)
     except SpecError:
@@ -96,7 +96,8 @@ def _decision_in(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and "format" in content else None
 
 
-def _is_trace(text: str) -> bool:
+def is_trace(text: str) -> bool:
+    """Whether the text of a file begins as a trace does."""
     try:
         head = json.loads(text.split("\n", 1)[0])
     except ValueError:

@@ -7,14 +7,14 @@ microseconds since the start; solo runs without a run together lie one after the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from weave_scheduler.records import RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS
 from weave_scheduler.summary import Runs
 
-__all__ = ["laid_out", "switch_name", "timeline"]
+__all__ = ["chrome_trace", "laid_out", "switch_name", "timeline"]
 
 _HOST = "no pool"  # phases that hold no device
 
@@ -22,10 +22,22 @@ _HOST = "no pool"  # phases that hold no device
 def timeline(runs: Runs, conditions: Mapping[str, Any]) -> dict[str, Any]:
     """The whole timeline.json."""
     shown = laid_out(runs)
-    lanes = _lanes(shown)
+    nodes = [device.node for run, _ in shown for device in run.devices]
+    return chrome_trace("weave-run", shown, nodes, conditions)
+
+
+def chrome_trace(
+    form: str,
+    shown: list[tuple[RunRecord, int]],
+    nodes: Iterable[str],
+    conditions: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The slices of runs, each from its nanosecond on, with a lane per node, as a file of the
+    format ``form``."""
+    lanes = _lanes(shown, nodes)
     events = [*_names(lanes), *_slices(shown, lanes)]
     return {
-        "format": "weave-run",
+        "format": form,
         "version": 1,
         "conditions": dict(conditions),
         "displayTimeUnit": "ms",
@@ -54,12 +66,11 @@ def switch_name(one: SliceRecord) -> str:
 Lanes = dict[str, tuple[int, int]]  # node or job -> pid, tid
 
 
-def _lanes(shown: list[tuple[RunRecord, int]]) -> Lanes:
+def _lanes(shown: list[tuple[RunRecord, int]], nodes: Iterable[str]) -> Lanes:
     lanes: Lanes = {}
-    for run, _ in shown:
-        for device in run.devices:
-            pid = POOLS.index(device.pool) + 1
-            lanes.setdefault(device.node, (pid, int(device.node.partition(":")[2]) + 1))
+    for node in nodes:
+        pool, _, number = node.partition(":")
+        lanes.setdefault(node, ([*POOLS].index(pool) + 1, int(number) + 1))  # type: ignore[arg-type]
     without = sorted({one.job for run, _ in shown for one in run.slices if not one.devices})
     lanes.update({job: (len(POOLS) + 1, index + 1) for index, job in enumerate(without)})
     return lanes

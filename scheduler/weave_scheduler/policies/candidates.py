@@ -17,7 +17,7 @@ from weave_scheduler.model import Group, JobModel, Member, Node, Placement, Pool
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Candidate
 
-__all__ = ["grown", "in_group", "isolated", "rollout_loads", "shaped"]
+__all__ = ["grown", "in_group", "isolated", "rollout_loads", "shaped", "too_wide"]
 
 
 def rollout_loads(group: Group) -> dict[int, float]:
@@ -81,6 +81,15 @@ def _pinned(job: JobModel, resident: Resident, cluster: Cluster) -> Iterator[Can
         len(added) * cluster.pools["rollout"].node.cost_per_h,
         Placement(added, ()),
     )
+
+
+def too_wide(job: JobModel, cluster: Cluster) -> str | None:
+    """Why the job asks for more nodes than a pool has, whoever leaves; None where it does not."""
+    for pool, least in (("rollout", job.rollout_nodes), ("train", min(job.supported()))):
+        count = cluster.pools[pool].count
+        if count is not None and least > count:
+            return f"needs {least} {pool} nodes, the pool has {count}"
+    return None
 
 
 def isolated(

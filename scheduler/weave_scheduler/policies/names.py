@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from weave_scheduler.model import PoolModel
 from weave_scheduler.policies.desk import Policy
-from weave_scheduler.policies.packing import MostIdlePolicy, RandomPolicy
+from weave_scheduler.policies.packing import MostIdlePolicy, RandomPolicy, SoloPolicy
 from weave_scheduler.policies.paper import PaperPolicy
 from weave_scheduler.policies.residency import residency_of
 from weave_scheduler.policies.settings import Settings
@@ -19,6 +19,7 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "paper": PaperPolicy,
     "random": RandomPolicy,
     "most-idle": MostIdlePolicy,
+    "solo": SoloPolicy,
 }
 
 

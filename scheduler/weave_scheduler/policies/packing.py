@@ -1,4 +1,4 @@
-"""Baselines that pack without asking about limits: a random group, or the most idle one. Pure.
+"""Baselines that ask about no limits: a random group, the most idle one, or none at all. Pure.
 
 The paper names them without defining them (7.5). Ours: a group can take a job when it has room for
 one more, its training nodes are of a number that the job supports, and at least as many of its
@@ -6,7 +6,8 @@ rollout nodes as the job asks for have the memory. ``random`` takes any such gro
 probability and random nodes; ``most-idle`` takes the group whose nodes idle the largest share of a
 cycle, weighted by their price (idle share of a node: 1 - its load / max(T_cycle, T_load) of paper
 4.2; ties: the older group), and its least loaded nodes. Where no group can, the job gets a group of
-its own. Neither tests an SLO, neither scales a group.
+its own. Neither tests an SLO, neither scales a group. ``solo`` gives every job nodes of its own, at
+the requested size; ``weave_scheduler.policies.dedicated`` has what that costs, without arrivals.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import numpy as np
 
 from weave_scheduler.groupmath import closed_form, longest_phases, mean_phases, turns_of
 from weave_scheduler.model import Group, JobModel, Placement, PoolModel
-from weave_scheduler.policies.candidates import grown, isolated, rollout_loads, shaped
+from weave_scheduler.policies.candidates import grown, isolated, rollout_loads, shaped, too_wide
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Candidate, Decision, Verdict
 from weave_scheduler.policies.memory import memory_mistake, too_large_alone
 from weave_scheduler.policies.settings import Settings
 
-__all__ = ["MostIdlePolicy", "RandomPolicy", "idle_share"]
+__all__ = ["MostIdlePolicy", "RandomPolicy", "SoloPolicy", "idle_share"]
 
 
 class _Packing:
     """What both share: which groups can take a job, and a group of its own where none can."""
 
     name = ""
+    _full = "no group has room, and too few nodes are free"
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
@@ -45,14 +47,15 @@ class _Packing:
             decision.candidates = [decision.chosen]
             return decision
         mistake = too_large_alone(job, cluster.pools, job.train_nodes, equal=True)
-        if mistake is not None:
-            decision.never, decision.reason = True, f"fits on no node: {mistake}"
+        reason = too_wide(job, cluster) if mistake is None else f"fits on no node: {mistake}"
+        if reason is not None:
+            decision.never, decision.reason = True, reason
             return decision
         alone = isolated(job, cluster, (job.train_nodes,))
         decision.candidates = [one.judged(Verdict(True, "untested")) for one in alone]
         decision.chosen = next(iter(decision.candidates), None)
         if decision.chosen is None:
-            decision.reason = "waits: no group has room, and too few nodes are free"
+            decision.reason = f"waits: {self._full}"
         return decision
 
     def _nodes(self, job: JobModel, resident: Resident, cluster: Cluster) -> list[int]:
@@ -101,6 +104,16 @@ class MostIdlePolicy(_Packing):
         loads = rollout_loads(resident.group)
         picked = sorted(nodes, key=lambda node: (loads[node], node))[: job.rollout_nodes]
         return _joining(resident, tuple(sorted(picked))).judged(Verdict(True, "untested"))
+
+
+class SoloPolicy(_Packing):
+    """Solo disaggregated: a group of its own for every job."""
+
+    name = "solo"
+    _full = "too few nodes are free"
+
+    def _nodes(self, job: JobModel, resident: Resident, cluster: Cluster) -> list[int]:
+        return []
 
 
 def _fits(job: JobModel, resident: Resident, node: int, cluster: Cluster) -> bool:

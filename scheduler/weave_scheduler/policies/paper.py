@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from weave_scheduler.model import JobModel
 from weave_scheduler.policies.admission import oversaturated
-from weave_scheduler.policies.candidates import in_group, isolated, shaped
+from weave_scheduler.policies.candidates import in_group, isolated, shaped, too_wide
 from weave_scheduler.policies.cluster import Cluster
 from weave_scheduler.policies.decision import Candidate, Decision
 from weave_scheduler.policies.memory import too_large_alone
@@ -75,3 +75,6 @@ class PaperPolicy:
             decision.reason = "waits: no group takes it, and too few nodes are free"
         elif best is not None:
             decision.reason = ""
+        wide = too_wide(job, cluster)
+        if best is None and wide is not None:
+            decision.never, decision.reason = True, wide

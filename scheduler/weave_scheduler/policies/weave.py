@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from weave_scheduler.model import JobModel
 from weave_scheduler.policies.admission import judge, oversaturated, solo_s
-from weave_scheduler.policies.candidates import grown, in_group, isolated, shaped
+from weave_scheduler.policies.candidates import grown, in_group, isolated, shaped, too_wide
 from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.decision import Candidate, Decision, Verdict
 from weave_scheduler.policies.memory import (
@@ -123,12 +123,10 @@ class WeavePolicy:
         self, decision: Decision, job: JobModel, cluster: Cluster, alone: list[Candidate]
     ) -> None:
         """A job whose need exceeds every node fits nowhere, whoever leaves."""
-        for pool, least in (("rollout", job.rollout_nodes), ("train", min(job.supported()))):
-            count = cluster.pools[pool].count
-            if count is not None and least > count:
-                decision.never = True
-                decision.reason = f"needs {least} {pool} nodes, the pool has {count}"
-                return
+        wide = too_wide(job, cluster)
+        if wide is not None:
+            decision.never, decision.reason = True, wide
+            return
         memory = [one.verdict for one in alone if one.verdict and one.verdict.by == "memory"]
         if len(memory) == len(job.supported()):
             decision.never = True
