@@ -132,7 +132,7 @@ TEST(verification_goes_on_across_a_file) {
 
 TEST(the_background_passes_over_what_is_in_a_file) {
   const Directory directory;
-  Fleet fleet(24, {{8}, {8}, {12}}, false, kTwoHundredBlocks, directory.path);
+  Fleet fleet(24, {{8}, {8}, {12}}, false, kTwoHundredBlocks, kBlock, directory.path);
   fleet.turn(1);
   fleet.turn(0);
   const auto away = 12 - fleet.resident(2);
