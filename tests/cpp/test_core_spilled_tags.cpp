@@ -152,7 +152,7 @@ TEST(a_spill_takes_over_from_the_background_at_any_moment) {
     const Directory directory;
     // A block takes 20 ms.
     Fleet fleet(24, {{8}, {8}, {12}}, true,
-                (std::string(kTwoHundredBlocks) + "&h2d=200KB/s&d2h=200KB/s").c_str(),
+                (std::string(kTwoHundredBlocks) + "&h2d=200KB/s&d2h=200KB/s").c_str(), kBlock,
                 directory.path);
     fleet.turn(1);
     fleet.turn(0);
