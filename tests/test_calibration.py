@@ -19,7 +19,7 @@ from conftest import ROLLOUT
 import weave_rt
 from weave_rt import Device, LocalRuntime, UsageError, _core, calibration
 from weave_rt.calibration import RATES, calibrated, recall, remember
-from weave_rt.local import leave_process_runtime, process_runtime
+from weave_rt.process_runtime import leave_process_runtime, process_runtime
 
 Opening = Callable[[str], Device]
 

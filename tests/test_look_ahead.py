@@ -105,6 +105,21 @@ def test_three_of_sixty_on_140_wait_for_nothing(rollouts: Callable[..., Rollouts
         assert after[way] - before[way] <= 6 * 40 * GIGA
 
 
+def test_copies_in_the_background_are_slices(rollouts: Callable[..., Rollouts]) -> None:
+    run = rollouts(140, [60, 60, 60])
+    for step in range(6):
+        with run.phase(step % 3):
+            if step >= 3:
+                until(lambda i=(step + 1) % 3: run.is_here(i))
+    run.seen.clear()
+    with run.jobs[0].phase("rollout"):
+        found = [one for one in run.seen if one.kind == "background"]
+    assert [(one.job, one.devices, one.ok) for one in found] == [("a", ("rollout:0",), True)]
+    assert found[0].report == {"bytes_in": 40 * GIGA, "tenant": "kv"}
+    phase = next(one for one in run.seen if one.kind == "switch")
+    assert 0 < found[0].start_ns < found[0].end_ns <= phase.end_ns
+
+
 def test_a_plan_bounds_what_moves(rollouts: Callable[..., Rollouts]) -> None:
     run = rollouts(140, [60, 60, 60], background=False)
     run.runtime.set_plan("rollout:0", dict.fromkeys(run.tenants, 20))

@@ -36,8 +36,8 @@ def device(pool):
 
 
 def piece(kind, job, phase, start_s, end_s, **more):
-    pools = {"rollout": ("rollout:0",), "train": ("train:0",), "reward": ()}
-    return SliceRecord(kind, job, phase, more.pop("step", 0), more.pop("on", pools[phase]),
+    pools = {"rollout": ("rollout:0",), "train": ("train:0",)}
+    return SliceRecord(kind, job, phase, more.pop("step", 0), more.pop("on", pools.get(phase, ())),
                        int(start_s * S), int(end_s * S), **more)  # fmt: skip
 
 
@@ -52,7 +52,9 @@ def run_of(*names, shift=0.0):
             piece("phase", name, "rollout", t + 0.25, t + 2),
             piece("phase", name, "train", t + 2, t + 3, step=1),
             piece("phase", name, "reward", t + 3, t + 4),
-        ]
+            piece("background", name, "", t + 0.5, t + 1, step=None, on=("rollout:0",),
+                  report={"bytes_in": 3, "tenant": "kv"}),
+        ]  # fmt: skip
     jobs = [
         JobRecord(name, "synthetic", 0, int((at * 2 + 4 + shift) * S), [2 * S, 4 * S],
                   [0.5, 0.25], [0.0, 1.0], "l", "w")
@@ -216,6 +218,8 @@ def test_the_timeline_keeps_the_rules_of_the_trace_format(mode):
     assert len(lanes) == 4 if mode != "solo" else 3  # two devices, and jobs in reward
     names = {event["name"] for events in lanes.values() for event in events}
     assert {"a/rollout", "b/train", "b -> a"} <= names
+    beside = {event["name"]: event["cat"] for event in trace["traceEvents"] if event["ph"] == "b"}
+    assert beside["a comes in"] == "background"
 
 
 LINKS = ("src", "href", "xlink:href", "data", "action", "srcset")
@@ -249,7 +253,7 @@ def test_the_report_is_one_page_without_outside_parts(mode):
     assert not page.open
     assert page.links == []
     assert not re.search(r"https?:|url\(|@import|<script|<link|<img|<iframe", text)
-    assert text.count("<rect") == 2 * 5, "a bar for every slice"
+    assert text.count("<rect") == 2 * 6, "a bar for every slice"
     assert "a &lt;note&gt;" in text
     assert "x=&lt;1&gt;" in text
     assert "prefers-color-scheme: dark" in text

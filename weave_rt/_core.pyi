@@ -233,6 +233,10 @@ class BackgroundCopy:
     @property
     def bytes_done(self) -> int: ...
     @property
+    def began_ns(self) -> int: ...  # of its first block, by the device's clock; 0: none moved
+    @property
+    def ended_ns(self) -> int: ...  # of the last block that moved
+    @property
     def finished(self) -> bool: ...  # also when cancelled, failed, or out of room
     @property
     def cancelled(self) -> bool: ...

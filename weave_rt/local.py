@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weave_rt import calibration
-from weave_rt._core import Device, SwitchReport
-from weave_rt.device import POOLS, open_beside
+from weave_rt._core import BackgroundCopy, Device, SwitchReport
+from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
 from weave_rt.overlay import Link, Plan
@@ -24,7 +24,7 @@ from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.replanning import Replanner
 from weave_rt.tenant import Tenant, naming_tensors
 
-__all__ = ["Grant", "LocalRuntime", "Slice", "leave_process_runtime", "process_runtime", "quietly"]
+__all__ = ["Grant", "LocalRuntime", "Slice", "quietly"]
 
 log = logging.getLogger("weave_rt")
 
@@ -33,8 +33,10 @@ log = logging.getLogger("weave_rt")
 class Slice:
     """Something that took time. Times are those of the device clock.
 
-    kind: ``wait`` (for a permit), ``switch`` (one core call; `report` is its switch report) or
-    ``phase``. ok: false when it ended by an exception."""
+    kind: ``wait`` (for a permit), ``switch`` (one core call; `report` is its switch report),
+    ``phase``, or ``background`` (a tenant came in beside the phase of another; told when the next
+    phase begins; `report` has ``bytes_in`` and ``tenant``). ok: false when it ended by an
+    exception."""
 
     kind: str
     job: str
@@ -126,7 +128,9 @@ class LocalRuntime:
         quiet = [name for name, rates in known.items() if calibration.is_disturbed(rates)]
         links = {n: Link(**{key: r[key] for key in calibration.RATES}) for n, r in known.items()}
         self.permits = Permits(policy)
-        self._ahead = LookAhead(self._devices, self._queue, background=background, quiet=quiet)
+        self._ahead = LookAhead(
+            self._devices, self._queue, background=background, quiet=quiet, copied=self._copied
+        )
         self._plans = Replanner(
             self._devices, self._planned, kind=plan, background=background, quiet=quiet, links=links
         )
@@ -317,6 +321,15 @@ class LocalRuntime:
             Slice(kind, grant.job, grant.phase, grant.step, where, start_ns, end_ns, report, ok)
         )
 
+    def _copied(self, name: str, tenant: Tenant, copy: BackgroundCopy) -> None:
+        began, ended, bytes_done = copy.began_ns, copy.ended_ns, copy.bytes_done
+        report = {"bytes_in": bytes_done, "tenant": tenant.name}
+        self._notify(
+            Slice(
+                "background", tenant.job, "", None, (name,), began, ended, report, not copy.failed
+            )
+        )
+
     def _notify(self, item: Slice) -> None:
         if self.observer is None:
             return
@@ -334,63 +347,3 @@ def quietly(tenant: Tenant, action: Callable[[], None]) -> Exception | None:
         log.warning("job %s, tenant %s: %s", tenant.job, tenant.name, error)
         return error
     return None
-
-
-@dataclass(slots=True)
-class _Shared:
-    """The runtime that all jobs of this process share under ``WEAVE=local``."""
-
-    runtime: LocalRuntime
-    specs: tuple[str, str]
-    users: int = 0
-
-
-_shared_lock = threading.Lock()
-_shared: list[_Shared] = []  # none or one
-
-
-def process_runtime(rollout: str, train: str) -> LocalRuntime:
-    """The runtime of this process, opened on first use on the devices of these specs (several
-    separated by commas). Give it back by :func:`leave_process_runtime`.
-
-    Raises UsageError when it runs on other devices already; DeviceNotFound, DriverError."""
-    with _shared_lock:
-        if not _shared:
-            _shared.append(_Shared(_open(rollout, train), (rollout, train)))
-        elif _shared[0].specs != (rollout, train):
-            raise UsageError(
-                f"the jobs of this process share the devices {_shared[0].specs}; "
-                f"{(rollout, train)} needs a LocalRuntime of its own: init(config={{'runtime': r}})"
-            )
-        _shared[0].users += 1
-        return _shared[0].runtime
-
-
-def leave_process_runtime(runtime: LocalRuntime) -> None:
-    """The counterpart of :func:`process_runtime`; the last one closes the devices."""
-    with _shared_lock:
-        if not _shared or _shared[0].runtime is not runtime:
-            return
-        _shared[0].users -= 1
-        if _shared[0].users > 0:
-            return
-        _shared.clear()
-    runtime.close()
-
-
-def _open(rollout: str, train: str) -> LocalRuntime:
-    opened: list[Device] = []
-    pools: dict[str, list[Device]] = {"rollout": [], "train": []}
-    try:
-        for pool, specs in (("rollout", rollout), ("train", train)):
-            for spec in specs.split(","):
-                device = open_beside(opened, spec.strip(), pool=pool)
-                if device not in opened:
-                    opened.append(device)
-                pools[pool].append(device)
-        calibration.calibrate_all(opened)
-        return LocalRuntime(pools)
-    except BaseException:
-        for device in opened:
-            device.close()
-        raise

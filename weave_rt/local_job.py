@@ -18,9 +18,10 @@ from typing import Any
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError
 from weave_rt.job import Config, Job
-from weave_rt.local import Grant, LocalRuntime, leave_process_runtime, process_runtime, quietly
+from weave_rt.local import Grant, LocalRuntime, quietly
 from weave_rt.local_phase import Active, LocalPhase, enclosing
 from weave_rt.permits import Permits
+from weave_rt.process_runtime import leave_process_runtime, process_runtime
 from weave_rt.tenant import Tenant
 from weave_rt.versions import Versions
 

@@ -45,7 +45,9 @@ class LookAhead:
         devices: by name.
         waiting: requests without a permit for a device, as (job, phase), the next one first.
         background: false only orders who makes room, and copies nothing ahead.
-        quiet: the same for these devices."""
+        quiet: the same for these devices.
+        copied: told of each prefetch that moved something, when it is over, with the name of the
+            device."""
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class LookAhead:
         *,
         background: bool = True,
         quiet: Collection[str] = (),
+        copied: Callable[[str, Tenant, BackgroundCopy], None] = lambda name, tenant, copy: None,
     ) -> None:
+        self._copied = copied
         self.background = background
         self._quiet = frozenset(quiet)
         self._devices = devices
@@ -83,17 +87,16 @@ class LookAhead:
         group = tuple(tenants)
         with self._lock:
             desk = self._desks[name]
-            stale = [copy for tenant, copy in desk.copies if tenant not in group]
-            over = [copy for tenant, copy in desk.copies if tenant in group]
-            desk.copies = []
+            copies, desk.copies = desk.copies, []
             desk.phases[job, phase] = group
             if group and desk.turns[-1:] != [group]:
                 desk.turns = [*desk.turns[1 - HISTORY :], group]
             movable = dict(desk.movable)
-        for copy in stale:
-            copy.cancel()
-        for copy in (*stale, *over):
-            _note_failure(name, copy)
+        for tenant, copy in copies:
+            if tenant not in group:
+                copy.cancel()
+        for tenant, copy in copies:
+            self._over(name, tenant, copy)
         order = self._order(name, job, group)
         if order or movable:
             self._tell_plan(name, movable, order)
@@ -134,8 +137,9 @@ class LookAhead:
             return
         with self._lock:
             stale, desk.copies = desk.copies, []
-        for _, copy in stale:
+        for tenant, copy in stale:
             copy.cancel()
+            self._over(name, tenant, copy)
         self.began(name, holder[0].job, holder)
 
     def left(self, job: str) -> None:
@@ -146,6 +150,11 @@ class LookAhead:
                 desk.phases = {key: g for key, g in desk.phases.items() if key[0] != job}
                 desk.movable = {t: n for t, n in desk.movable.items() if t.job != job}
                 desk.copies = [(t, copy) for t, copy in desk.copies if t.job != job]
+
+    def _over(self, name: str, tenant: Tenant, copy: BackgroundCopy) -> None:
+        _note_failure(name, copy)
+        if copy.began_ns:
+            self._copied(name, tenant, copy)
 
     def _copies_on(self, name: str) -> bool:
         return self.background and name not in self._quiet and self._desks[name].ahead

@@ -58,6 +58,10 @@ void bind_background(py::module_& module) {
           "bytes_total", [](const BackgroundCopyObject& self) { return self.copy->bytes_total(); })
       .def_property_readonly(
           "bytes_done", [](const BackgroundCopyObject& self) { return self.copy->bytes_done(); })
+      .def_property_readonly("began_ns",
+                             [](const BackgroundCopyObject& self) { return self.copy->began_ns(); })
+      .def_property_readonly("ended_ns",
+                             [](const BackgroundCopyObject& self) { return self.copy->ended_ns(); })
       .def_property_readonly("finished",
                              [](const BackgroundCopyObject& self) { return self.copy->finished(); })
       .def_property_readonly(

@@ -209,9 +209,12 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
     }
     step_ = &step;
     stop_copying_ = false;
+    const auto now = tools_.context->driver().table.now_ns;
+    if (copy->began_ns_ == 0) copy->began_ns_ = now();
     lock.unlock();
     const Copied copied = move(step);
     lock.lock();
+    if (copied.in || copied.out) copy->ended_ns_ = now();
     commit(step, copied);
     if (copied.error != nullptr) {
       end(copy, copied.error);

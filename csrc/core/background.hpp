@@ -41,6 +41,10 @@ class BackgroundCopy {
   // ran out.
   Bytes bytes_total() const { return bytes_total_; }
   Bytes bytes_done() const { return bytes_done_; }
+  // When its first block began to move and its last one had moved, by the device's clock; 0 while
+  // none has moved whole.
+  std::int64_t began_ns() const { return ended_ns_ == 0 ? 0 : began_ns_.load(); }
+  std::int64_t ended_ns() const { return ended_ns_; }
   bool finished() const;
   bool failed() const;  // finished by an error, which wait() throws
   bool cancelled() const { return cancelled_; }
@@ -53,6 +57,8 @@ class BackgroundCopy {
 
   std::atomic<Bytes> bytes_total_{0};
   std::atomic<Bytes> bytes_done_{0};
+  std::atomic<std::int64_t> began_ns_{0};
+  std::atomic<std::int64_t> ended_ns_{0};
   std::atomic<bool> cancelled_{false};
 
   // Guarded by the device's lock.

@@ -33,6 +33,7 @@ _WIDTH_MIN, _WIDTH_MAX = 1000.0, 12000.0
 _LEFT = 110.0  # for the lanes' names
 _LANE = 34.0
 _WAIT_LANE = 16.0
+_BESIDE = 5.0  # of a lane's height, at its foot: copies in the background
 _COLOURS = 8  # as many as the page has classes
 _SWITCHES_SHOWN = 20  # the rest of at most _SWITCHES_MAX can be unfolded
 _SWITCHES_MAX = 1000
@@ -181,9 +182,14 @@ def _draw(runs: Runs) -> Drawing:
     per_ns = (width - _LEFT - 20) / end_ns
     rows = _rows(runs)
     bars = []
-    for one, start_ns in sorted(placed, key=lambda pair: pair[0].kind == "switch"):
+    on_top = ("phase", "background", "switch")  # of others on the same lane, the last ones
+    for one, start_ns in sorted(
+        placed, key=lambda pair: on_top.index(pair[0].kind) if pair[0].kind in on_top else 0
+    ):
         for lane in [one.job] if one.kind == "wait" or not one.devices else one.devices:
             y, height = rows[("wait" if one.kind == "wait" else "run", lane)]
+            if one.kind == "background":
+                y, height = y + height - _BESIDE, _BESIDE
             x = _LEFT + (start_ns + one.start_ns) * per_ns
             bar_width = max(0.4, (one.end_ns - one.start_ns) * per_ns)
             bars.append(_bar(one, styles[one.job], x, y, bar_width, height))
@@ -219,11 +225,19 @@ def _rows(runs: Runs) -> dict[tuple[str, str], tuple[float, float]]:
 
 def _bar(one: SliceRecord, style: str, x: float, y: float, width: float, height: float) -> Bar:
     step = "" if one.step is None else f", iteration {one.step}"
-    what = switch_name(one) if one.kind == "switch" else f"{one.job}/{one.phase}"
+    what = f"{one.job}/{one.phase}"
+    if one.kind == "switch":
+        what = switch_name(one)
+    elif one.kind == "background":
+        what = f"{one.job} comes in"
     title = f"{one.kind}: {what}{step}, {format_duration(one.seconds)}"
     if not one.ok:
         title += ", failed"
-    style = {"switch": "switch", "wait": f"{style} wait"}.get(one.kind, style)
+    style = {
+        "switch": "switch",
+        "wait": f"{style} wait",
+        "background": f"{style} beside",
+    }.get(one.kind, style)
     text = f"{one.job}/{one.phase}"
     fits = one.kind == "phase" and width > 7.0 * len(text)
     short = one.kind == "phase" and not fits and width > 7.0 * len(one.phase)

@@ -1,7 +1,7 @@
 """timeline.json: a run as a Chrome trace, which Perfetto opens. Pure.
 
-One process per pool, one lane per device with slices JOB/PHASE and switches, and waits as
-asynchronous slices beside them (several jobs may wait for one device at once). Times are
+One process per pool, one lane per device with slices JOB/PHASE and switches, and waits and copies
+in the background as asynchronous slices beside them (several at once on one device). Times are
 microseconds since the start; solo runs without a run together lie one after the other.
 """
 
@@ -91,7 +91,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]
 
 
 def _slices(shown: list[tuple[RunRecord, int]], lanes: Lanes) -> Iterator[dict[str, Any]]:
-    waits = 0
+    beside = 0
     for run, offset_ns in shown:
         for one in sorted(run.slices, key=lambda one: (one.start_ns, -one.end_ns)):
             start_us, end_us = (offset_ns + one.start_ns) / 1e3, (offset_ns + one.end_ns) / 1e3
@@ -105,11 +105,13 @@ def _slices(shown: list[tuple[RunRecord, int]], lanes: Lanes) -> Iterator[dict[s
                     "ts": start_us,
                     "args": _args(one),
                 }
-                if one.kind != "wait":
+                if one.kind not in ("wait", "background"):
                     yield {**event, "ph": "X", "dur": end_us - start_us}
                     continue
-                waits += 1
-                event |= {"id": f"wait-{waits}", "name": f"{one.job} waits for {one.phase}"}
+                beside += 1
+                waits = one.kind == "wait"
+                name = f"{one.job} waits for {one.phase}" if waits else f"{one.job} comes in"
+                event |= {"id": f"{one.kind}-{beside}", "name": name}
                 yield {**event, "ph": "b"}
                 yield {**event, "ph": "e", "ts": end_us, "args": {}}
 
