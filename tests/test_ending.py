@@ -117,8 +117,8 @@ def test_a_file_that_cannot_be_written_is_named_and_the_run_is_still_shown(
     outcome = run_spec(spec, out, "together", Screen())
     assert outcome.code == 1
     assert outcome.complaints == [
-        f"{out / 'timeline.json'} cannot be written: No space left on device; make room or give"
-        " another --out"
+        f"{out / 'timeline.json'} cannot be written: No space left on device; make room or write"
+        " it elsewhere"
     ]
     assert outcome.written == [out / "summary.json"]
     assert outcome.summary["jobs"][0]["iterations"] == 2

@@ -377,6 +377,9 @@ def test_the_limit_is_that_of_the_switch_report():
     assert link.limit_s(10, 0) == 1.0
     assert link.limit_s(0, 10) == 0.5
     assert link.limit_s(10, 40) == 2.0 + 20 / 20.0
+    # both at once is slower than one after the other: the engine takes the faster, so does the plan
+    slow = Link(d2h=10, h2d=10, d2h_duplex=4.5, h2d_duplex=4.5)
+    assert slow.limit_s(10, 10) == 2.0
 
 
 class TestLive:

@@ -38,6 +38,7 @@ from weave_rt.benchmarks.presets import PRESETS, TensorSize, default_state, pres
 from weave_rt.benchmarks.record import Case, record
 from weave_rt.device import resolve_spec
 from weave_rt.errors import UsageError, WeaveError
+from weave_rt.overlay import Link
 
 __all__ = ["ARMS", "run"]
 
@@ -143,7 +144,7 @@ class _Measuring:
         limits = {
             "one_way_out": (kept, 0, kept / rates["d2h"]),
             "one_way_in": (0, kept, kept / rates["h2d"]),
-            "duplex": (kept, kept, kept / min(rates["d2h_duplex"], rates["h2d_duplex"])),
+            "duplex": (kept, kept, Link.of(rates).limit_s(kept, kept)),
         }
         missing = set(ARMS) - set(self._question.arms)
         missing |= set() if self._plain is not None else {"plain"}

@@ -95,13 +95,15 @@ class Link:
         )
 
     def limit_s(self, bytes_out: float, bytes_in: float) -> float:
-        """The least time for so many bytes each way; the formula of the switch report's limit."""
+        """The least time for so many bytes each way, both at once or one after the other; the
+        formula of the switch report's limit."""
         both = min(bytes_out / self.d2h_duplex, bytes_in / self.h2d_duplex)
         rest = max(
             (bytes_out - both * self.d2h_duplex) / self.d2h,
             (bytes_in - both * self.h2d_duplex) / self.h2d,
         )
-        return both + max(rest, 0.0)
+        in_turn = bytes_out / self.d2h + bytes_in / self.h2d
+        return min(both + max(rest, 0.0), in_turn)
 
     def background_blocks(self, seconds: float, block_bytes: int) -> tuple[int, int]:
         """How many whole blocks can go out and in behind a phase of that length."""
