@@ -287,8 +287,9 @@ class Tenant:
         """Stop running; blocks stay on the device until another tenant needs their place."""
     def write_back(self, tag: str) -> BackgroundCopy:
         """Copy out, beside the phase that runs, what will not change any more before its end; the
-        switch need not then. Whoever writes there again must say so by Region.mark_dirty().
-        Returns at once. Raises UsageError (no such region, or `discard`), NotResident."""
+        switch need not then. Whoever writes there again must say so by Region.mark_dirty(), which
+        also cancels this; what is allocated in the region afterwards is left to the switch.
+        Returns at once. Raises UsageError (no such region, or not `keep`), NotResident."""
     def publish(self) -> Publication:
         """Begin the next version of the ``reload`` regions, in host memory of its own, whoever has
         the device now. One at a time. Raises UsageError, HostMemoryError, TenantFailed."""
@@ -334,7 +335,8 @@ class Region:
         """Promise not to change the bytes until :meth:`mark_dirty`: they are copied out once, and
         later departures move nothing out. New space is copied out once more. ``keep`` only."""
     def mark_dirty(self) -> None:
-        """Take the promise back before writing: host copies are out of date from now on."""
+        """Take the promise back before writing: host copies are out of date from now on, and
+        write-backs of the region that are still under way are cancelled."""
     def pin(self) -> None:
         """Keep the blocks on the device (a NIC or a peer has registered them), until as many
         :meth:`unpin`. Suspending the tenant raises RegionPinned meanwhile."""

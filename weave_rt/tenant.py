@@ -324,8 +324,9 @@ class Tenant(TagCalls):
     def write_back(self, tag: str) -> BackgroundCopy:
         """Copy out now, beside the phase, what will not change any more before its end (the
         weights after the last step, say): the switch then skips it. Who writes there again says so
-        by ``region_of(tag).mark_dirty()``. Returns at once; ``wait()`` on what it returns raises
-        what went wrong. Raises NotResident, UsageError for a tag that is not there or discarded."""
+        by ``region_of(tag).mark_dirty()``, which also cancels this; tensors that are made in the
+        tag afterwards are left to the switch. Returns at once; ``wait()`` on what it returns raises
+        what went wrong. Raises NotResident, UsageError for a tag that is not there or not keep."""
         self.check_resident(tag)
         return self.core.write_back(tag)
 

@@ -96,6 +96,7 @@ std::shared_ptr<BackgroundCopy> Background::write_back(const std::shared_ptr<Ten
       region->slots, [&](const Slot& slot) { return is_only_on_device(*region, slot); }));
   copy->bytes_total_ = blocks * region->block_bytes;
   copy->phase_ = tenant->last_turn;
+  copy->promised_.assign(region->slots.size(), true);  // not those of a later growth
   return queue(std::move(copy));
 }
 
@@ -122,9 +123,26 @@ void Background::cancel(BackgroundCopy& copy) noexcept {
 }
 
 void Background::touched(const Region& region, Bytes offset, Bytes bytes) noexcept {
+  const auto begin = static_cast<std::size_t>(offset / region.block_bytes);
+  const auto end =
+      static_cast<std::size_t>(round_up(offset + bytes, region.block_bytes) / region.block_bytes);
+  for (const auto& copy : queue_) {
+    if (copy->region_.get() != &region) continue;
+    auto& promised = copy->promised_;
+    for (std::size_t slot = begin; slot < std::min(end, promised.size()); ++slot) {
+      promised[slot] = false;
+    }
+  }
   if (step_ == nullptr || !step_->out || step_->out->region.get() != &region) return;
-  const Bytes begin = static_cast<Bytes>(step_->out->slot) * region.block_bytes;
-  if (offset < begin + region.block_bytes && begin < offset + bytes) step_->out_is_stale = true;
+  if (begin <= step_->out->slot && step_->out->slot < end) step_->out_is_stale = true;
+}
+
+void Background::take_back(const Region& region) noexcept {
+  touched(region, 0, region.slots.size() * region.block_bytes);
+  const auto asked = queue_;
+  for (const auto& copy : asked) {
+    if (copy->region_.get() == &region) cancel(*copy);
+  }
 }
 
 void Background::pause(std::unique_lock<std::mutex>& lock) noexcept {

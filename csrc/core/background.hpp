@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "core/copy_engine.hpp"
 #include "core/drain.hpp"
@@ -38,7 +39,7 @@ class BackgroundCopy {
   BackgroundCopy& operator=(const BackgroundCopy&) = delete;
 
   // In whole blocks. What could be copied when it was asked for; less is done where room or time
-  // ran out.
+  // ran out, or where what was promised was taken back.
   Bytes bytes_total() const { return bytes_total_; }
   Bytes bytes_done() const { return bytes_done_; }
   // When its first block began to move and its last one had moved, by the device's clock; 0 while
@@ -62,15 +63,16 @@ class BackgroundCopy {
   std::atomic<bool> cancelled_{false};
 
   // Guarded by the device's lock.
-  std::shared_ptr<Tenant> tenant_;            // until it is finished
-  std::shared_ptr<Region> region_;            // of a write-back; none for a prefetch
-  std::size_t blocks_left_ = 0;               // of a prefetch
-  std::size_t next_slot_ = 0;                 // of a write-back
-  std::uint64_t drain_ = 0;                   // number of a drain that was asked for
-  std::uint64_t drain_turn_ = 0;              // newest turn that it covers
-  std::uint64_t phase_ = 0;                   // of a write-back: the turn in which it was promised
-  bool drained_ = false;                      // of a write-back: work so far is complete
-  bool may_create_ = true;                    // false once the driver had no memory for a frame
+  std::shared_ptr<Tenant> tenant_;  // until it is finished
+  std::shared_ptr<Region> region_;  // of a write-back; none for a prefetch
+  std::size_t blocks_left_ = 0;     // of a prefetch
+  std::size_t next_slot_ = 0;       // of a write-back
+  std::vector<bool> promised_;      // of one: slots that will not change, when it was asked
+  std::uint64_t drain_ = 0;         // number of a drain that was asked for
+  std::uint64_t drain_turn_ = 0;    // newest turn that it covers
+  std::uint64_t phase_ = 0;         // of a write-back: the turn in which it was promised
+  bool drained_ = false;            // of a write-back: work so far is complete
+  bool may_create_ = true;          // false once the driver had no memory for a frame
   std::vector<const Tenant*> next_use_ = {};  // of a prefetch
 
   mutable std::mutex mutex_;  // leaf lock
@@ -115,8 +117,11 @@ class Background {
                                              const std::shared_ptr<Region>& region);
   // It ends after the chunk in flight, or at once.
   void cancel(BackgroundCopy& copy) noexcept;
-  // The contents of these bytes change: a copy of their block in flight is void.
+  // The contents of these bytes change: a copy of their block in flight is void, and no request
+  // copies that block any more.
   void touched(const Region& region, Bytes offset, Bytes bytes) noexcept;
+  // All of the region changes: requests to write it back are cancelled.
+  void take_back(const Region& region) noexcept;
 
   // Wait for the chunk in flight and hold still until go_on(). Counted.
   void pause(std::unique_lock<std::mutex>& lock) noexcept;

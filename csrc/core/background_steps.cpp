@@ -21,17 +21,19 @@ Background::Step Background::choose(const std::shared_ptr<BackgroundCopy>& copy)
   return step;
 }
 
-// Each block once: one that was written since is left to the switch.
+// Each block once: one that may have been written since, or was not there when the promise was
+// made, is left to the switch.
 void Background::choose_write_back(Step& step) {
   BackgroundCopy& copy = *step.copy;
   // A promise is for one phase.
   if (!copy.tenant_->uses(*copy.region_) || copy.tenant_->last_turn != copy.phase_) return;
   const auto& slots = copy.region_->slots;
-  while (copy.next_slot_ < slots.size() &&
-         !is_only_on_device(*copy.region_, slots[copy.next_slot_])) {
+  const std::size_t end = std::min(copy.promised_.size(), slots.size());
+  while (copy.next_slot_ < end && (!copy.promised_[copy.next_slot_] ||
+                                   !is_only_on_device(*copy.region_, slots[copy.next_slot_]))) {
     ++copy.next_slot_;
   }
-  if (copy.next_slot_ < slots.size()) step.out = {copy.region_, copy.next_slot_};
+  if (copy.next_slot_ < end) step.out = {copy.region_, copy.next_slot_};
 }
 
 void Background::choose_prefetch(Step& step) {

@@ -71,7 +71,8 @@ class Device : private Spiller {
 
   // The owner will not change the region's bytes until mark_dirty(): they are copied out once, and
   // later departures move nothing out. New space in it is copied out once more. Both are for keep
-  // regions; mark_dirty() while the tenant runs also takes back what was written back early.
+  // regions; mark_dirty() while the tenant runs also takes back what was written back early, and
+  // cancels what is still to be.
   void mark_clean(const std::shared_ptr<Region>& region);
   void mark_dirty(const std::shared_ptr<Region>& region);
   // Counted. While pinned the region's blocks stay on the device: others cannot have them, and
@@ -143,8 +144,9 @@ class Device : private Spiller {
   // Copies beside the phase that runs (background.hpp). They return at once; see the handle.
   // prefetch: bring at most `limit` bytes (0: all that fits) of an idle tenant in; those who make
   // room come after it in next_use, or are not in it.
-  // write_back: copy out what will not change again in this phase. The copies are valid until
-  // the tenant starts again, or until mark_dirty().
+  // write_back: copy out what will not change again in this phase, of a keep region as it is now.
+  // The copies are valid until the tenant starts again, or until mark_dirty(); those of a block
+  // until something is allocated in it. Throws UsageError, Refusal (not_resident).
   std::shared_ptr<BackgroundCopy> prefetch(const std::shared_ptr<Tenant>& tenant,
                                            const std::vector<std::shared_ptr<Tenant>>& next_use,
                                            Bytes limit);

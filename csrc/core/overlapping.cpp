@@ -64,6 +64,11 @@ std::shared_ptr<BackgroundCopy> Device::write_back(const std::shared_ptr<Tenant>
       throw UsageError("region " + tag + " of tenant " + tenant->label() +
                        " is discarded; there is nothing to write back");
     }
+    // Nor could mark_dirty() take it back.
+    if (region->policy == Policy::reload) {
+      throw UsageError("region " + tag + " of tenant " + tenant->label() +
+                       " is reload; its host copy is what was published, nothing is written back");
+    }
     require_running(*region);
     return background_->write_back(tenant, region);
   }

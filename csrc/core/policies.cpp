@@ -29,9 +29,8 @@ void Device::mark_dirty(const std::shared_ptr<Region>& region) {
   region->clean = false;
   // Idle, nobody has written: what is valid stays so until the tenant runs again.
   if (!tenant->uses(*region)) return;
-  const Bytes bytes = region->slots.size() * block_bytes_;
-  region->invalidate_host(0, bytes);
-  background_->touched(*region, 0, bytes);
+  region->invalidate_host(0, region->slots.size() * block_bytes_);
+  background_->take_back(*region);
 }
 
 void Device::pin(const std::shared_ptr<Region>& region) {

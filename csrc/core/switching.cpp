@@ -31,6 +31,16 @@ bool contains(const std::vector<Region*>& regions, const Region* region) {
   return std::ranges::find(regions, region) != regions.end();
 }
 
+bool is_whole(const Region& region) {
+  return std::ranges::all_of(region.slots,
+                             [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
+}
+
+// Its tenant's own frame still holds what the host has a newer version of.
+bool is_overwritten(const SlotRef& ref) {
+  return ref.get().frame != kNoFrame && !ref.get().frame_valid;
+}
+
 // Which regions a tenant runs with, put back where it was unless kept.
 class Selection {
  public:
@@ -43,6 +53,9 @@ class Selection {
   Selection(const Selection&) = delete;
   Selection& operator=(const Selection&) = delete;
   void keep() { before_.clear(); }
+  void keep_broken() {  // only of those that are not whole on the device
+    std::erase_if(before_, [](const auto& entry) { return !is_whole(*entry.first); });
+  }
 
  private:
   std::vector<std::pair<Region*, bool>> before_;
@@ -216,13 +229,10 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
   } else if (ran) {
     stop(*tenant);
   }
-  // Rolled back, tags that are not whole on the device stay away while the others are used.
+  // Rolled back, tags that are not whole on the device stay away while the others are used; which
+  // of them are, is as it was.
   const auto rolled_back = [&] {
-    const bool whole = std::ranges::all_of(leaving, [](const Region* region) {
-      return std::ranges::all_of(region->slots,
-                                 [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
-    });
-    if (goes_on && !whole) selection.keep();
+    if (goes_on) selection.keep_broken();
   };
   try {
     auto report = transfer(outs, {}, ran ? tenant : nullptr, nullptr, drain_timeout_s);
@@ -262,7 +272,8 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   if (outgoing != nullptr) report.outgoing.push_back(outgoing->label());
   try {
     background_->require_settled();
-    if (outgoing != nullptr || !outs.empty()) {
+    // Also where a version was published: work of the tenant's last phase may still read the old.
+    if (outgoing != nullptr || !outs.empty() || std::ranges::any_of(ins, is_overwritten)) {
       drain_->wait(drain_timeout_s);
       turns_.drained = turns_.now;  // of all who do not run: their work is complete
     }

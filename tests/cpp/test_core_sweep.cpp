@@ -2,6 +2,8 @@
 // on, and by losing the context there. Afterwards the state is one that transaction.hpp allows,
 // nothing is leaked, a retry works, and every `keep` byte of every tenant is what it was. Prints
 // how many points it visited.
+#include <algorithm>
+
 #include "core_device.hpp"
 
 using namespace weave;
@@ -53,6 +55,32 @@ void check_state(const Pair& pair, bool succeeded) {
   }
 }
 
+// Which tags the tenants run with before an operation that throws.
+class Uses {
+ public:
+  explicit Uses(const Pair& pair) {
+    for (const Patterned* one : {&pair.a, &pair.b}) {
+      if (one->tenant == nullptr) continue;
+      for (const auto& region : one->tenant->regions) {
+        before_.emplace_back(region, one->tenant->uses(*region));
+      }
+    }
+  }
+  // A tenant that still runs does so with the same tags, but for those that are not whole.
+  void check_restored() const {
+    for (const auto& [region, used] : before_) {
+      const auto tenant = region->tenant.lock();
+      if (tenant == nullptr || !tenant->running) continue;
+      const bool whole = std::ranges::all_of(
+          region->slots, [](const Slot& slot) { return static_cast<bool>(slot.mapping); });
+      CHECK_EQ(tenant->uses(*region), used && whole);
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<Region>, bool>> before_;
+};
+
 // After the fault: the operation works when tried again, and nothing was lost on the way.
 void retry_and_compare(Pair& pair, const Operation& operation) {
   operation.act(pair);
@@ -85,6 +113,7 @@ bool visit(const Operation& operation, std::uint64_t nth, Mode mode, Visited& vi
   {
     Pair pair;
     operation.prepare(pair);
+    const Uses before(pair);
     const bool a_ran = pair.a.tenant != nullptr && pair.a.tenant->running;
     {
       const auto plan = plan_of(mode, nth);
@@ -111,6 +140,7 @@ bool visit(const Operation& operation, std::uint64_t nth, Mode mode, Visited& vi
       }
       visited.restored += threw && a_ran && pair.a.tenant->running ? 1 : 0;
       check_state(pair, !threw && !fired);
+      if (threw) before.check_restored();
     }
     if (fired) retry_and_compare(pair, operation);
     pair.device->close();
@@ -248,6 +278,16 @@ TEST(sweep_tags) {
            pair.device->resume(pair.a.tenant, 60);
            pair.device->suspend(pair.a.tenant, 60, Tags{{"weights"}});
          }});
+  // a has given its KV up already and goes on with a third tag.
+  sweep(
+      {"both out",
+       [](Pair& pair) {
+         pair.attach_both();
+         const auto other = pair.device->region(pair.a.tenant, "other", Policy::keep, 0);
+         pair.extra = pair.device->allocate(other, 2 * kBlock, 512);
+         pair.device->suspend(pair.a.tenant, 60, Tags{{"kv_cache"}});
+       },
+       [](Pair& pair) { pair.device->suspend(pair.a.tenant, 60, Tags{{"weights", "kv_cache"}}); }});
   // b runs with its KV alone; a, idle, gives up what b's weights need.
   sweep({"weights in",
          [](Pair& pair) {

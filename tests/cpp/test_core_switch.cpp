@@ -2,7 +2,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
+#include <functional>
 
 #include "core_device.hpp"
 
@@ -315,4 +317,82 @@ TEST(no_byte_overtakes_another_however_uneven_the_link) {
       CHECK(pair.a.intact());
     }
   }
+}
+
+namespace {
+
+// An engine whose last work, a copy of its weights that takes 80 ms, still runs when it has left
+// and a newer version was published. `enter` brings that version into the frames it holds.
+void publish_behind_work(
+    const std::function<void(Device&, const std::shared_ptr<Tenant>&)>& enter) {
+  Emulated emulated((std::string(kSixteenBlocks) + "&d2h=200KB/s").c_str());
+  auto options = options_with();
+  options.background_thread = false;
+  Device device(emulated.driver, options);
+  const auto tenant = device.add_tenant("engine", "job");
+  device.resume(tenant, 60);
+  const auto region = device.region(tenant, "weights", Policy::reload, 0);
+  const auto span = device.allocate(region, 4 * kBlock, 512);
+  const auto fill = [&](int value) {
+    emu::host_view(region->address(), true);
+    std::memset(reinterpret_cast<void*>(span->address()), value, span->bytes());
+  };
+  const auto holds = [&](int value) {
+    emu::host_view(region->address(), true);
+    const auto* data = reinterpret_cast<const unsigned char*>(span->address());
+    return std::all_of(data, data + span->bytes(), [&](int byte) { return byte == value; });
+  };
+  fill(1);
+  const auto& table = counted_table();
+  cu::Context context = nullptr;
+  CHECK_EQ(table.primary_ctx_retain(&context, emulated.ordinal), cu::kSuccess);
+  CHECK_EQ(table.ctx_push_current(context), cu::kSuccess);
+  cu::Stream stream = nullptr;
+  CHECK_EQ(table.stream_create(&stream, cu::kStreamNonBlocking), cu::kSuccess);
+  auto* const pinned = static_cast<unsigned char*>(aligned_alloc(4096, span->bytes()));
+  std::memset(pinned, 0, span->bytes());
+  CHECK_EQ(table.mem_host_register(pinned, span->bytes(), cu::kHostRegisterPortable), cu::kSuccess);
+  CHECK_EQ(table.memcpy_dtoh_async(pinned, span->address(), span->bytes(), stream), cu::kSuccess);
+  device.release(tenant);
+  const auto open = device.begin_publish(tenant);
+  for (const auto& place : open->place(region, 0, span->bytes())) {
+    std::memset(place.host, 2, place.bytes);
+  }
+  device.commit(open);
+  enter(device, tenant);
+  CHECK_EQ(table.stream_query(stream), cu::kSuccess);  // it was waited for
+  CHECK_EQ(table.stream_synchronize(stream), cu::kSuccess);
+  CHECK(std::all_of(pinned, pinned + span->bytes(), [](int byte) { return byte == 1; }));
+  CHECK(holds(2));
+  CHECK_EQ(table.mem_host_unregister(pinned), cu::kSuccess);
+  CHECK_EQ(table.stream_destroy(stream), cu::kSuccess);
+  CHECK_EQ(table.ctx_pop_current(&context), cu::kSuccess);
+  CHECK_EQ(table.primary_ctx_release(emulated.ordinal), cu::kSuccess);
+  std::free(pinned);
+}
+
+}  // namespace
+
+TEST(a_new_version_waits_for_the_work_that_reads_the_old_one) {
+  publish_behind_work([](Device& device, const std::shared_ptr<Tenant>& tenant) {
+    CHECK_EQ(device.resume(tenant, 60).bytes_in, 4 * kBlock);
+  });
+}
+
+TEST(a_new_version_waits_for_that_in_the_background_too) {
+  publish_behind_work([](Device& device, const std::shared_ptr<Tenant>& tenant) {
+    const auto copy = device.prefetch(tenant, {tenant}, 0);
+    device.run_background();
+    CHECK(copy->wait(0));
+    CHECK_EQ(copy->bytes_done(), 4 * kBlock);
+    CHECK_EQ(device.resume(tenant, 60).bytes_in, 0u);
+  });
+}
+
+TEST(a_new_version_that_would_wait_too_long_changes_nothing) {
+  publish_behind_work([](Device& device, const std::shared_ptr<Tenant>& tenant) {
+    CHECK(refusal_of([&] { device.resume(tenant, 0); }) == Refusal::Kind::drain_timeout);
+    CHECK(!tenant->running);
+    device.resume(tenant, 60);
+  });
 }
