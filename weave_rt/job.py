@@ -39,7 +39,7 @@ class Config:
     metrics_prefix: put before the names of phases in `pop_metrics`.
     verify: ``off``; ``ptr`` to compare addresses at each phase entry; ``checksum`` to compare also
         whatever a switch copies. That is slow, and it is a setting of the devices: all jobs there
-        have it, also when this one has closed, and nothing is copied ahead of a switch there.
+        have it, also when this one has closed, and nothing is prefetched there.
     max_staleness: how many clean train phases the engine's weights may be behind in a rollout;
         None is 0 if modules are managed in both pools, else unlimited."""
 
