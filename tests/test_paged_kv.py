@@ -183,3 +183,62 @@ def test_pages_outside_and_tables_that_fail_move_nothing(engine: Engine) -> None
     with pytest.raises(NotResident):
         region.set_pages([0], [8])
     engine.tenant.resume()
+
+
+@pytest.mark.parametrize("failing", ["table", "other table", "scan"])
+@pytest.mark.parametrize("stop", ["release", "suspend", "switch"])
+def test_pages_are_not_lost_where_asking_for_them_fails(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, failing: str, stop: str
+) -> None:
+    """A page that came into use in a phase whose end raises is there in the next one."""
+    tenant, generation = engine.tenant, engine.generation
+    plain = tenant.buffer(64, "other")
+    healthy = True
+
+    def failing_table() -> tuple[list[int], list[int]]:
+        if not healthy:
+            raise ZeroDivisionError
+        return [], []
+
+    def table() -> tuple[list[int], list[int]]:
+        if failing == "table":
+            failing_table()
+        return engine.table()
+
+    def scan() -> int:
+        if not healthy:
+            raise ZeroDivisionError
+        return 0
+
+    if failing == "other table":  # asked before the one of the cache
+        del tenant._page_tables["kv_cache"]
+        tenant.page_table("other", failing_table)
+    if failing == "scan":
+        monkeypatch.setattr(tenant, "scan", scan)
+    tenant.page_table("kv_cache", table)
+    generation.step()
+    engine.disturb()
+    while len(generation.used()) < 3:
+        generation.step()
+    plain.view()[:] = b"\x11" * 64
+    healthy = False
+    with pytest.raises(ZeroDivisionError):
+        {
+            "release": tenant.release,
+            "suspend": tenant.suspend,
+            "switch": lambda: tenant.switch(engine.other),
+        }[stop]()
+    assert tenant.resident == (stop != "release")
+    used = generation.used()
+    expected = [cache[:, used].view(torch.int32) for cache in engine.cache]  # not written: NaN
+    # Whoever stops it now asks nobody: the core goes by what it knows.
+    tenant.device.switch(tenant.core, engine.other.core)
+    engine.noise.view()[:] = b"\xff" * engine.noise.nbytes
+    engine.other.switch(tenant)
+    for cache, old in zip(engine.cache, expected, strict=True):
+        assert torch.equal(cache[:, used].view(torch.int32), old)
+    assert failing != "other table" or bytes(plain.view()) == b"\x11" * 64
+    healthy = True
+    engine.disturb()
+    region = tenant.region_of("kv_cache")
+    assert region.bytes_in_pages < region.bytes_allocated / 10

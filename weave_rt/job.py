@@ -38,7 +38,8 @@ class Config:
     nested: ``error``, or ``switch`` to hand the outer phase's pools back first.
     metrics_prefix: put before the names of phases in `pop_metrics`.
     verify: ``off``; ``ptr`` to compare addresses at each phase entry; ``checksum`` to compare also
-        whatever a switch copies, on all devices of the job and for everybody there: slow.
+        whatever a switch copies. That is slow, and it is a setting of the devices: all jobs there
+        have it, also when this one has closed, and nothing is prefetched there.
     max_staleness: how many clean train phases the engine's weights may be behind in a rollout;
         None is 0 if modules are managed in both pools, else unlimited."""
 

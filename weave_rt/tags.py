@@ -86,7 +86,8 @@ class TagCalls(abc.ABC):
         offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
         many of each); :meth:`pages` makes them. What is in none of them is undefined after a
         return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
-        region, is raised by what stops the tenant, before anything has moved."""
+        region, is raised by what stops the tenant, before anything has moved; all bytes are in use
+        then, until the table is asked again."""
         region = self.region_of(tag)
         if region.policy != "keep":
             raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")

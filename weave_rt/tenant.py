@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
@@ -324,15 +324,15 @@ class Tenant(TagCalls):
     def write_back(self, tag: str) -> BackgroundCopy:
         """Copy out now, beside the phase, what will not change any more before its end (the
         weights after the last step, say): the switch then skips it. Who writes there again says so
-        by ``region_of(tag).mark_dirty()``, which also cancels this; tensors that are made in the
-        tag afterwards are left to the switch. Returns at once; ``wait()`` on what it returns raises
-        what went wrong. Raises NotResident, UsageError for a tag that is not there or not keep."""
+        by ``mark_dirty(tag)``, which also cancels this; tensors that are made in the tag afterwards
+        are left to the switch. Returns at once; ``wait()`` on what it returns raises what went
+        wrong. Raises NotResident, UsageError for a tag that is not there or not keep."""
         self.check_resident(tag)
         return self.core.write_back(tag)
 
     def release(self) -> None:
         """Stop; the bytes stay on the device until another tenant needs the place. What
-        :meth:`scan` raises is raised when the tenant has stopped."""
+        :meth:`scan` and page tables raise is raised when the tenant has stopped."""
         try:
             self._before_leaving()
         finally:
@@ -381,11 +381,21 @@ class Tenant(TagCalls):
             raise lost
 
     def _before_leaving(self) -> None:
+        """Adopt what is new, and ask for the pages in use: all tables, also where the scan or one
+        of them raises. Whatever interrupts it, the core never goes by the pages of the phase
+        before: they are taken off first, so that all of a tag counts as in use."""
         if not self.resident:
             return
-        self.scan()
-        for tag, table in self._page_tables.items():
-            region = self.region_of(tag)
-            if region.resident:
-                offsets, sizes = table()
-                region.set_pages([int(o) for o in offsets], [int(s) for s in sizes])
+        paged = [(self.region_of(tag), table) for tag, table in self._page_tables.items()]
+        paged = [(region, table) for region, table in paged if region.resident]
+        for region, _ in paged:
+            region.clear_pages()
+        with ExitStack() as asked:
+            for region, table in paged:
+                asked.callback(_ask, region, table)
+            self.scan()
+
+
+def _ask(region: Region, table: PageTable) -> None:
+    offsets, sizes = table()
+    region.set_pages([int(o) for o in offsets], [int(s) for s in sizes])

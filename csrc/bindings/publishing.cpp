@@ -25,12 +25,13 @@ void write(PublicationObject& self, const RegionObject& region, Bytes offset,
     std::memcpy(place.host, from, place.bytes);
     from += place.bytes;
   }
+  self.publication->wrote(region.region, offset, bytes);
 }
 
 void copy(PublicationObject& self, const RegionObject& region, Bytes offset,
           const RegionObject& source, Bytes source_offset, Bytes bytes) {
-  const auto to = self.publication->place(region.region, offset, bytes);
-  source.owner->device->read(source.region, source_offset, to);
+  source.owner->device->read(source.region, source_offset, bytes, *self.publication, region.region,
+                             offset);
 }
 
 std::uint64_t checksum(const py::bytes& data, bool of_block) {

@@ -5,9 +5,9 @@
 // An operation that touches slots is Foreground: the background (background.hpp) holds still for
 // it.
 //
-// Lock order: HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain, Driver's
-// graveyard, Region's space. Nothing calls back up. Tenants, regions and spans may outlive the
-// device; then they are closed.
+// Lock order: HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain, Publication,
+// Driver's graveyard, Region's space. Nothing calls back up. Tenants, regions and spans may outlive
+// the device; then they are closed.
 #pragma once
 
 #include <map>
@@ -97,10 +97,10 @@ class Device : private Spiller {
   std::shared_ptr<Publication> begin_publish(const std::shared_ptr<Tenant>& tenant);
   void commit(const std::shared_ptr<Publication>& publication);
   void abort(const std::shared_ptr<Publication>& publication) noexcept;
-  // Copy bytes of a region whose tenant runs here to host memory, by the engine. Throws Refusal,
-  // DriverError.
-  void read(const std::shared_ptr<Region>& region, Bytes offset,
-            const std::vector<Publication::Place>& to);
+  // Copy bytes of a region whose tenant runs here into a version that is being published, by the
+  // engine. Throws UsageError, Refusal, DriverError; then they do not count as written.
+  void read(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes, Publication& to,
+            const std::shared_ptr<Region>& to_region, Bytes to_offset);
 
   // With tags a tenant runs with part of its regions: one that is idle comes in with these alone,
   // one that runs gets them in addition, or gives them up (with the last one it stops). What is
@@ -292,7 +292,7 @@ class Device : private Spiller {
   std::int64_t operation_began_ns_ = 0;                   // of the Foreground that holds the lock
   std::vector<std::unique_ptr<Transaction>> unfinished_;  // undos that could not be finished yet
   std::vector<std::unique_ptr<PlainLink>> stuck_links_;   // with copies that nobody could wait for
-  Limbo limbo_;                                           // what closed tenants left in such copies
+  Limbo limbo_;                                           // what such copies may still touch
   Extent staging_;                                        // while copies are verified
   std::optional<LinkRates> rates_;
   Turns turns_;

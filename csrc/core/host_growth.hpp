@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 
@@ -13,10 +14,11 @@ namespace weave {
 
 class HostGrowth {
  public:
-  explicit HostGrowth(Bytes total) : total_(total) {}
+  // id: no other growth of the pool has or gets it.
+  HostGrowth(std::uint64_t id, Bytes total) : id_(id), total_(total) {}
 
   Bytes total() const { return total_; }
-  // Bytes that are registered by now and not given back.
+  // Bytes that are registered by now and were not given back before it ended.
   Bytes done() const { return done_; }
   bool finished() const {
     const std::lock_guard lock(mutex_);
@@ -37,6 +39,7 @@ class HostGrowth {
   friend class HostPool;
   void end(std::exception_ptr error);
 
+  const std::uint64_t id_;
   const Bytes total_;
   std::atomic<Bytes> done_{0};
   std::atomic<bool> cancel_{false};

@@ -33,8 +33,9 @@ class HostPiece {
   // Whether extents of `unit` would waste at most 2 % of it.
   bool suits(Bytes unit) const { return bytes() % unit <= bytes() / 50 && bytes() >= unit; }
 
-  const void* reserved_by = nullptr;  // the growth that asked for it ahead; null once it was used
-  std::uint64_t free_since = 0;       // the pool's count when it was last free
+  std::uint64_t growth = 0;      // the growth in the background that made it; 0: none
+  bool reserved = false;         // asked for ahead, and never used yet
+  std::uint64_t free_since = 0;  // the pool's count when it was last free
 
  private:
   const ContextRef context_;

@@ -56,7 +56,8 @@ HostPool::HostPool(ContextRef context, Bytes budget, Bytes piece_max)
 
 HostPool::~HostPool() {
   for (const auto& background : background_) background.growth->cancel();
-  background_.clear();  // joins
+  // The list stays whole meanwhile: their threads look at it.
+  for (auto& background : background_) background.thread.join();
 }
 
 Bytes HostPool::registered() const {
@@ -92,7 +93,7 @@ HostPool::Stats HostPool::stats() const {
   std::map<int, NodeStats> nodes;
   for (const auto& piece : pieces_) {
     stats.free += piece->free_count() * piece->unit();
-    stats.reserved += piece->reserved_by != nullptr ? piece->bytes() : 0;
+    stats.reserved += piece->reserved ? piece->bytes() : 0;
     stats.huge += piece->pages().bytes_huge();
     kinds[piece->pages().kind()] += piece->bytes();
     auto& node = nodes[piece->pages().node()];
@@ -135,7 +136,7 @@ std::vector<Extent> HostPool::take(const std::string& job, Bytes unit, std::size
       if (piece->unit() != unit && piece->is_free() && piece->suits(unit)) piece->cut(unit);
       if (piece->unit() != unit) continue;
       while (extents.size() < count && piece->free_count() > 0) {
-        piece->reserved_by = nullptr;
+        piece->reserved = false;
         Extent extent;
         extent.pool_ = shared_from_this();
         extent.piece_ = piece.get();
@@ -163,9 +164,19 @@ Bytes HostPool::evict(Pieces& into, Bytes wanted, Predicate may) {
     if (oldest == pieces_.end()) break;
     bytes += (*oldest)->bytes();
     registered_ -= (*oldest)->bytes();
+    note_gone(**oldest);
     into.splice(into.end(), pieces_, oldest);
   }
   return bytes;
+}
+
+// A piece is given back: a growth that still runs has not done it then.
+void HostPool::note_gone(const HostPiece& piece) {
+  if (piece.growth == 0) return;
+  for (const auto& background : background_) {
+    HostGrowth& growth = *background.growth;
+    if (growth.id_ == piece.growth && !growth.finished()) growth.done_ -= piece.bytes();
+  }
 }
 
 // Takes `bytes`, or more by a headroom, from the budget and checks that the host has them. Free
@@ -174,8 +185,7 @@ Bytes HostPool::claim(std::unique_lock<std::mutex>& lock, const std::string& job
                       Bytes unit, bool headroom) {
   // What `job` has free is not enough, but it has it: pieces that suit stay.
   const auto may_go = [&](const HostPiece& piece) {
-    return piece.reserved_by == nullptr &&
-           (piece.job != job || (piece.unit() != unit && !piece.suits(unit)));
+    return !piece.reserved && (piece.job != job || (piece.unit() != unit && !piece.suits(unit)));
   };
   const auto left = [&] {
     return budget_ > registered_ + growing_ ? budget_ - registered_ - growing_ : 0;
@@ -287,7 +297,7 @@ std::shared_ptr<HostGrowth> HostPool::reserve(const std::string& job, Bytes byte
     one = next;
   }
   const Bytes total = claim(lock, job, round_up(bytes, unit), unit, false);
-  auto growth = std::make_shared<HostGrowth>(total);
+  auto growth = std::make_shared<HostGrowth>(++growths_, total);
   background_.push_back({growth, job, {}});
   try {
     background_.back().thread = std::jthread(
@@ -315,7 +325,8 @@ void HostPool::grow_in_background(HostGrowth& growth, const std::string& job, By
         throw refuse("this host has no memory left to pin", bytes, available);
       }
       auto piece = make_piece(job, bytes, unit, node, &growth.cancel_);
-      piece->reserved_by = &growth;
+      piece->growth = growth.id_;
+      piece->reserved = true;
       const std::lock_guard lock(mutex_);
       pieces_.push_back(std::move(piece));
       growing_ -= bytes;
@@ -335,8 +346,8 @@ void HostPool::grow_in_background(HostGrowth& growth, const std::string& job, By
     const std::lock_guard lock(mutex_);
     growing_ -= left;
     if (left > 0) {
-      growth.done_ -= evict(gone, growth.total(),
-                            [&](const HostPiece& piece) { return piece.reserved_by == &growth; });
+      evict(gone, growth.total(),
+            [&](const HostPiece& piece) { return piece.growth == growth.id_; });
     }
   }
   gone.clear();
@@ -374,11 +385,11 @@ void HostPool::give_back(HostPiece* piece, std::byte* data, Bytes bytes) noexcep
   piece->free_since = ++frees_;
   Bytes kept = 0;
   for (const auto& other : pieces_) {
-    kept += other->is_free() && other->reserved_by == nullptr ? other->bytes() : 0;
+    kept += other->is_free() && !other->reserved ? other->bytes() : 0;
   }
   if (kept > budget_ / kKeptShare) {
     evict(gone, kept - budget_ / kKeptShare,
-          [](const HostPiece& candidate) { return candidate.reserved_by == nullptr; });
+          [](const HostPiece& candidate) { return !candidate.reserved; });
   }
 }
 

@@ -6,7 +6,8 @@
 //
 // A piece that becomes free is kept for its job, because pinning is dear, but only so long as all
 // that are kept are at most an eighth of the budget; a growth that needs the memory, trim() and the
-// end of the job give them back.
+// end of the job give them back. One that was asked for ahead, by reserve(), does not count and
+// makes no room for a growth until it was used once.
 //
 // Lock: its own mutex, below Device's; the list of spillers has one above it. Growing (mapping,
 // touching, registering) is done without it.
@@ -136,6 +137,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
               bool headroom);
   template <class Predicate>
   Bytes evict(Pieces& into, Bytes wanted, Predicate may);
+  void note_gone(const HostPiece& piece);
   void grow(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes, Bytes unit,
             int node);
   void grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit, int node);
@@ -160,6 +162,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   Bytes unit_ = 0;
   std::uint64_t frees_ = 0;
   std::uint64_t registrations_ = 0;
+  std::uint64_t growths_ = 0;  // in the background, ever: their ids
   std::uint64_t waits_ = 0;
 };
 

@@ -8,30 +8,55 @@
 
 namespace weave {
 
-std::vector<Publication::Place> Publication::place(const std::shared_ptr<Region>& region,
-                                                   Bytes offset, Bytes bytes) {
-  const std::lock_guard lock(mutex_);
+// The part of `region`, which has these bytes. pre: locked.
+std::size_t Publication::find(const Region& region, Bytes offset, Bytes bytes) const {
   if (ended_) throw UsageError("this version was committed or dropped already");
-  const auto part = std::ranges::find(parts_, region, &Part::region);
+  const auto part = std::ranges::find_if(
+      parts_, [&](const Part& candidate) { return candidate.region.get() == &region; });
   if (part == parts_.end()) {
-    throw UsageError("region " + region->tag + " is not a reload region of tenant " +
+    throw UsageError("region " + region.tag + " is not a reload region of tenant " +
                      tenant->label() + " that existed when publishing began");
   }
-  const Bytes block = region->block_bytes;
-  const Bytes size = part->extents.size() * block;
+  const Bytes size = part->extents.size() * region.block_bytes;
   if (bytes == 0 || offset > size || bytes > size - offset) {
     throw UsageError("bytes " + std::to_string(offset) + " to " + std::to_string(offset + bytes) +
-                     " are outside region " + region->tag);
+                     " are outside region " + region.tag);
   }
-  part->written[offset] = std::max(part->written[offset], bytes);
+  return static_cast<std::size_t>(part - parts_.begin());
+}
+
+std::vector<Publication::Place> Publication::place(const std::shared_ptr<Region>& region,
+                                                   Bytes offset, Bytes bytes) const {
+  const std::lock_guard lock(mutex_);
+  const Part& part = parts_[find(*region, offset, bytes)];
+  const Bytes block = region->block_bytes;
   std::vector<Place> places;
   for (Bytes at = offset; at < offset + bytes;) {
     const Bytes inside = at % block;
     const Bytes length = std::min(block - inside, offset + bytes - at);
-    places.push_back({part->extents[at / block].data() + inside, length});
+    places.push_back({part.extents[at / block].data() + inside, length});
     at += length;
   }
   return places;
+}
+
+void Publication::wrote(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  Bytes& written = parts_[find(*region, offset, bytes)].written[offset];
+  written = std::max(written, bytes);
+}
+
+std::vector<Extent> Publication::forfeit(const std::shared_ptr<Region>& region, Bytes offset,
+                                         Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Extent> extents;
+  if (ended_) return extents;
+  Part& part = parts_[find(*region, offset, bytes)];
+  for (Bytes at = offset / region->block_bytes; at * region->block_bytes < offset + bytes; ++at) {
+    extents.push_back(std::move(part.extents[at]));
+  }
+  ended_ = true;
+  return extents;
 }
 
 std::vector<Publication::Part> Publication::take_complete() {
@@ -115,7 +140,7 @@ void Device::abort(const std::shared_ptr<Publication>& publication) noexcept {
 // What is left of a version that nobody needs serves the next one.
 void Device::drop_spare(std::vector<Publication::Part>& parts) noexcept {
   for (auto& part : parts) {
-    // Where the old version was in a file there is none.
+    // There is none where the old version was in a file, or a copy may still arrive.
     std::erase_if(part.extents, [](const Extent& extent) { return !extent; });
     part.region->spare = std::move(part.extents);
   }
@@ -148,13 +173,12 @@ void Device::apply_committed(Tenant& tenant) {
   drop_spare(parts);
 }
 
-void Device::read(const std::shared_ptr<Region>& region, Bytes offset,
-                  const std::vector<Publication::Place>& to) {
+void Device::read(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes, Publication& to,
+                  const std::shared_ptr<Region>& to_region, Bytes to_offset) {
   const Foreground lock(*this);
   require_running(*region);
-  Bytes bytes = 0;
-  for (const auto& place : to) bytes += place.bytes;
-  if (offset + bytes > region->slots.size() * block_bytes_) {
+  const Bytes size = region->slots.size() * block_bytes_;
+  if (offset > size || bytes > size - offset) {
     throw UsageError("bytes outside region " + region->tag + " were asked for");
   }
   const ContextScope scope(*context_);
@@ -163,7 +187,7 @@ void Device::read(const std::shared_ptr<Region>& region, Bytes offset,
   const Bytes chunk = engine_->chunk_bytes(bytes, block_bytes_);
   std::vector<Chunk> chunks;
   cu::DevicePtr at = region->address() + offset;
-  for (const auto& place : to) {
+  for (const auto& place : to.place(to_region, to_offset, bytes)) {
     for (Bytes done = 0; done < place.bytes; done += chunk) {
       const Bytes length = std::min(chunk, place.bytes - done);
       chunks.push_back({at + done, place.host + done, length});
@@ -175,9 +199,14 @@ void Device::read(const std::shared_ptr<Region>& region, Bytes offset,
     engine_->run(chunks, {}, progress);
     engine_->finish();
   } catch (const DriverError&) {
-    engine_->settle();
+    if (!engine_->settle()) {
+      // Not for the next version before it is known that nothing arrives there any more.
+      std::ranges::move(to.forfeit(to_region, to_offset, bytes),
+                        std::back_inserter(limbo_.extents));
+    }
     throw;
   }
+  to.wrote(to_region, to_offset, bytes);
 }
 
 }  // namespace weave

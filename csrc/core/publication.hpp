@@ -1,7 +1,8 @@
 // core/publication.hpp: the next version of a tenant's `reload` regions while it is being written:
 // a second set of extents, filled by the trainer's side while another job may own the device, and
 // swapped in as a whole by Device::commit(). Dropped without that, the old version stays. Lock: its
-// own mutex, taken by nobody who holds Device::mutex_ but commit().
+// own mutex, a leaf; Device's operations on a publication (begin_publish, commit, abort, read) take
+// it under Device::mutex_, place() and wrote() without.
 #pragma once
 
 #include <memory>
@@ -21,13 +22,18 @@ class Publication {
 
   const std::shared_ptr<Tenant> tenant;
 
-  // Where bytes [offset, offset + bytes) of a region are to be written, in order. They count as
-  // written by that. Throws UsageError: another tenant's region, outside it, after the end.
+  // Where bytes [offset, offset + bytes) of a region are to be written, in order; they count when
+  // wrote() says that they are there. Throw UsageError: another tenant's region, outside it, after
+  // the end.
   struct Place {
     std::byte* host;
     Bytes bytes;
   };
-  std::vector<Place> place(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes);
+  std::vector<Place> place(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes) const;
+  void wrote(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes);
+  // A copy into these bytes may still arrive, whoever has their extents: those go to the caller,
+  // and the version can only be dropped.
+  std::vector<Extent> forfeit(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes);
 
   // Nothing can be written any more; what was is handed over. Throws UsageError: ended already, or
   // a region has bytes that were not written, or has grown since.
@@ -36,6 +42,8 @@ class Publication {
   std::vector<Part> take() noexcept;  // for an abort
 
  private:
+  std::size_t find(const Region& region, Bytes offset, Bytes bytes) const;
+
   mutable std::mutex mutex_;  // leaf lock
   std::vector<Part> parts_;
   bool ended_ = false;

@@ -139,6 +139,36 @@ TEST(a_cancelled_growth_gives_back_what_nobody_uses) {
   CHECK_EQ(host.pool->stats().growing, 0u);
 }
 
+TEST(a_cancelled_growth_gives_back_its_own_pieces_only) {
+  Pool host(64 * kMiB, kBlock);
+  host.pool->expect_unit(kBlock);
+  host.pool->reserve("a", 8 * kBlock)->wait(-1);
+  for (int round = 0; round < 50; ++round) {  // one may be made where an earlier one was
+    const auto growth = host.pool->reserve("b", 16 * kMiB);
+    growth->cancel();
+    growth->wait(-1);
+    CHECK(growth->cancelled());
+    CHECK_EQ(growth->done(), 0u);
+    CHECK_EQ(host.pool->stats().reserved, 8 * kBlock);
+  }
+}
+
+TEST(what_is_trimmed_while_it_grows_is_not_done) {
+  Pool host(64 * kMiB, kBlock);
+  host.pool->expect_unit(kBlock);
+  const auto growth = host.pool->reserve("a", 16 * kMiB);
+  while (growth->done() < 10 * kBlock) std::this_thread::yield();
+  CHECK(host.pool->trim() >= 10 * kBlock);
+  {
+    const auto used = host.pool->allocate("a", kBlock, 1);
+  }  // kept, not reserved any more
+  host.pool->trim("a");
+  growth->wait(-1);
+  CHECK(growth->done() < growth->total());
+  CHECK(!growth->cancelled());
+  CHECK_EQ(growth->done(), host.pool->registered());
+}
+
 TEST(a_registration_that_fails_at_piece_k_leaves_nothing) {
   constexpr std::uint64_t kPieces = 4;
   for (const bool ahead : {false, true}) {
