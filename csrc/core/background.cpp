@@ -183,7 +183,12 @@ void Background::forget(const Tenant& tenant) noexcept {
 
 void Background::run_pending() {
   std::unique_lock lock(tools_.mutex);
-  while (!queue_.empty() && !stopping_) advance(lock);
+  while (true) {
+    // As in serve(): whoever comes in the foreground does not wait for the whole queue.
+    changed_.wait(lock, [&] { return stopping_ || pauses_ == 0; });
+    if (stopping_ || queue_.empty()) return;
+    advance(lock);
+  }
 }
 
 void Background::stop() noexcept {
@@ -246,7 +251,8 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
   changed_.notify_all();
 }
 
-// Work that was submitted before now may still use what a step would touch.
+// Work that was submitted before now may still use what a step would touch: the frame of a victim,
+// or one with an older version that the tenant itself holds.
 bool Background::needs_drain(const BackgroundCopy& copy) const {
   if (copy.region_ != nullptr) return !copy.drained_;
   return std::ranges::any_of(tools_.tenants, [&](const auto& tenant) {

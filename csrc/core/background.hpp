@@ -133,7 +133,8 @@ class Background {
   // A tenant closes: nothing of it is touched any more. pre: paused.
   void forget(const Tenant& tenant) noexcept;
 
-  // Do what is asked for in the caller's thread. pre: the lock is not held, no thread of its own.
+  // Do what is asked for in the caller's thread; it, too, holds still while the foreground is at
+  // work. pre: the lock is not held, no thread of its own.
   void run_pending();
   // End everything and the thread. pre: the lock is not held. Twice is fine.
   void stop() noexcept;

@@ -312,6 +312,27 @@ TEST(half_a_block_is_no_block) {
   }
 }
 
+TEST(the_foreground_need_not_wait_for_all_that_is_asked_for) {
+  if (seed() != 0) return;  // a stepped device never makes anybody wait
+  SlowFleet fleet(false);
+  bool came_between = false;
+  // Again if the copy had ended before this thread came.
+  for (int again = 0; again < 20 && !came_between; ++again) {
+    const auto copy = fleet.device->write_back(fleet.tenant(0), "weights");
+    CHECK_EQ(copy->bytes_total(), 8 * kBlock);
+    std::thread worker([&] { fleet.device->run_background(); });
+    while (copy->bytes_done() == 0) std::this_thread::yield();
+    fleet.device->prepare(fleet.members[0].keep, 0);  // does nothing, as a foreground operation
+    came_between = !copy->finished();
+    worker.join();
+    CHECK(copy->wait(0));  // the worker went on afterwards
+    CHECK_EQ(copy->bytes_done(), 8 * kBlock);
+    fleet.device->mark_dirty(fleet.members[0].keep);
+  }
+  CHECK(came_between);
+  fleet.check_all();
+}
+
 TEST(cancel_ends_after_the_chunk_in_flight) {
   SlowFleet fleet;
   for (int again = 0; again < 3; ++again) {

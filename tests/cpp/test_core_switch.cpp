@@ -321,11 +321,11 @@ TEST(no_byte_overtakes_another_however_uneven_the_link) {
 
 namespace {
 
-// An engine whose last work, a copy of its weights that takes 80 ms, still runs when it has left
+// An engine whose last work, a copy of its weights that takes 160 ms, still runs when it has left
 // and a newer version was published. `enter` brings that version into the frames it holds.
 void publish_behind_work(
     const std::function<void(Device&, const std::shared_ptr<Tenant>&)>& enter) {
-  Emulated emulated((std::string(kSixteenBlocks) + "&d2h=200KB/s").c_str());
+  Emulated emulated((std::string(kSixteenBlocks) + "&d2h=100KB/s").c_str());
   auto options = options_with();
   options.background_thread = false;
   Device device(emulated.driver, options);
@@ -390,6 +390,7 @@ TEST(a_new_version_waits_for_that_in_the_background_too) {
 }
 
 TEST(a_new_version_that_would_wait_too_long_changes_nothing) {
+  if (seed() != 0) return;  // a stepped device never makes anybody wait
   publish_behind_work([](Device& device, const std::shared_ptr<Tenant>& tenant) {
     CHECK(refusal_of([&] { device.resume(tenant, 0); }) == Refusal::Kind::drain_timeout);
     CHECK(!tenant->running);
