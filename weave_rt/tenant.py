@@ -322,11 +322,10 @@ class Tenant(TagCalls):
             to.update_guards()
 
     def write_back(self, tag: str) -> BackgroundCopy:
-        """Copy out now, beside the phase, what will not change any more before its end (the
-        weights after the last step, say): the switch then skips it. Who writes there again says so
-        by ``mark_dirty(tag)``, which also cancels this; tensors that are made in the tag afterwards
-        are left to the switch. Returns at once; ``wait()`` on what it returns raises what went
-        wrong. Raises NotResident, UsageError for a tag that is not there or not keep."""
+        """Copy out now, beside the phase, what will not change any more before its end: the switch
+        then skips it. Who writes there again says so by ``mark_dirty(tag)``, which also cancels
+        this; tensors made in the tag afterwards are left to the switch. Returns at once; ``wait()``
+        raises what went wrong. Raises NotResident, UsageError for a tag not there or not keep."""
         self.check_resident(tag)
         return self.core.write_back(tag)
 
