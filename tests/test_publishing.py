@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from weave_rt import Device, HostMemoryError, LocalRuntime, StaleWeights, Tenant, UsageError, init
+from weave_rt import (
+    Device,
+    HostMemoryError,
+    LocalRuntime,
+    NotResident,
+    StaleWeights,
+    Tenant,
+    UsageError,
+    init,
+)
 from weave_rt.job import Job
 
 RELOAD = {"weights": "reload", "buffers": "reload"}
@@ -209,6 +218,21 @@ def test_a_rollout_that_runs_keeps_its_version(runtime: LocalRuntime) -> None:
         assert all(not t.any() for t in pair.rolled_out().values())
     finally:
         pair.close()
+
+
+def test_bytes_that_have_not_arrived_are_not_committed(pair: Pair) -> None:
+    assert isinstance(pair.tenant, Tenant)
+    with pair.job.phase("train"):
+        source = pair.job.manage("more", pool="train")
+        assert isinstance(source, Tenant)
+        source.buffer(64, "weights")
+    publication = pair.tenant.core.publish()
+    for region in pair.tenant.core.regions:
+        with pytest.raises(NotResident):  # the phase is over
+            publication.copy(region, 0, source.region_of("weights"), 0, region.bytes_allocated)
+    with pytest.raises(UsageError, match="were not published; the old version stays"):
+        publication.commit()
+    publication.abort()
 
 
 def test_too_little_pinned_memory_for_a_second_version(runtime: LocalRuntime) -> None:
