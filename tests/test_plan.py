@@ -1,6 +1,7 @@
 """``weave plan`` from outside: tables, JSON, why, snapshot and replay, what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from test_cli import refused, weave
@@ -210,3 +211,14 @@ def test_run_says_its_plan_first(tmp_path):
     assert "plan: a period of 8 min 30 s, bound by rollout:0 (closed form)" in done.stderr
     assert "plan: a limit will not be kept" in done.stderr  # c at 1.1
     assert "plan:" not in done.stdout
+
+
+def test_a_decision_is_never_written_over_its_spec(tmp_path, capsys):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text((Path(__file__).parent.parent / "examples/two_modelled_jobs.yaml").read_text())
+    text = spec.read_text()
+    assert _code_of(["plan", str(spec), "--snapshot", str(spec)]) == 2
+    assert "is the file that is read; give another" in capsys.readouterr().err
+    assert _code_of(["profile", str(spec), "--out", str(spec)]) == 2
+    assert "is the file that is read; give another" in capsys.readouterr().err
+    assert spec.read_text() == text

@@ -191,3 +191,21 @@ def test_ctrl_c_ends_it_with_130_and_leaves_nothing(told, spec, tmp_path, monkey
 def test_help_has_an_example_and_a_mistake_has_no_traceback(tmp_path):
     assert "Examples: weave simulate" in weave("simulate", "--help").stdout
     assert "nothing.yaml" in refused(weave("simulate", tmp_path / "nothing.yaml"))
+
+
+def test_a_refused_job_has_not_kept_its_limit_and_all_means_all():
+    from weave_scheduler.simrecord import _totals
+    from weave_scheduler.simtables import _percent
+
+    rows = [
+        {"state": "finished", "arrival_s": 0.0, "finished_s": 2.0, "waited_s": 0.0, "slo": 2.0,
+         "slowdown_realised": 1.0, "slo_met_planned": True, "slo_met_realised": True},
+        {"state": "refused", "arrival_s": 0.0, "slo": 1.5},
+    ]  # fmt: skip
+
+    class Run:
+        groups, end_s, cost = 1, 2.0, 0.0
+
+    totals = _totals(Run(), rows)
+    assert totals["slo_met_planned_share"] == totals["slo_met_realised_share"] == 0.5
+    assert (_percent(0.9965), _percent(1.0), _percent(0.5)) == ("99.6 %", "100 %", "50 %")

@@ -301,7 +301,7 @@ class TestImport:
             (("philly", "none.csv"), "none.csv: cannot be read"),
             (("verl", DATA / "philly.csv"), "has no step of verl"),
             (("verl", DATA / "verl_steps.log", "--skip", 9), "6 steps, the first 9 are left out"),
-            (("verl", DATA / "verl_steps.log", "--rollout-limit", "2s"), "below the largest"),
+            (("verl", DATA / "verl_steps.log", "--rollout-limit", "2s"), "below the longest"),
             (("verl", DATA / "verl_steps.log", "--rollout-limit", "2x"), "unknown unit 'x'"),
             (("verl", DATA / "verl_steps.log", "--train-limit", "0s"), "more than 0s"),
             (("verl", *[DATA / "verl_steps.log"] * 2), "two logs would make job verl_steps"),
@@ -366,3 +366,35 @@ def test_a_log_shorter_than_its_warm_up_is_no_job():
     line = "step:1 - timing_s/gen:3.0 - timing_s/update_actor:1.0"
     with pytest.raises(ValueError, match="1 steps, the first 1 are left out"):
         job_from_steps("a", read_step_log([line], "verl"))
+
+
+def test_an_import_never_writes_over_what_it_reads(tmp_path, capsys):
+    from weave_scheduler.cli import _code_of
+
+    log = tmp_path / "run.log"
+    text = (Path(__file__).parent / "data" / "verl_steps.log").read_text()
+    log.write_text(text)
+    assert _code_of(["trace", "import", "verl", str(log), "--out", str(log)]) == 2
+    assert "is the file that is read; give another" in capsys.readouterr().err
+    assert log.read_text() == text
+
+
+def test_options_of_the_other_kind_of_trace_are_refused(tmp_path, capsys):
+    from weave_scheduler.cli import _code_of
+
+    csv = Path(__file__).parent / "data" / "philly.csv"
+    out = tmp_path / "jobs.jsonl"
+    command = ["trace", "import", "philly", str(csv), "--slo", "2", "--out", str(out)]
+    assert _code_of(command) == 2
+    assert "--slo: for step logs only" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_limit_below_what_was_measured_is_named_by_its_option(tmp_path, capsys):
+    from weave_scheduler.cli import _code_of
+
+    log = Path(__file__).parent / "data" / "verl_steps.log"
+    out = tmp_path / "jobs.jsonl"
+    command = ["trace", "import", "verl", str(log), "--rollout-limit", "1s", "--out", str(out)]
+    assert _code_of(command) == 2
+    assert "--rollout-limit 1s is below the longest rollout" in capsys.readouterr().err

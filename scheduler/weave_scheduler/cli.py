@@ -276,7 +276,7 @@ def profile_command(
     from weave_scheduler.progress import Screen
 
     if out is not None:
-        check_target(out)
+        check_target(out, read=[spec])
     with Interrupt() as interrupt, Screen(debug=debug) as screen:
         record = profile_spec(spec, iterations, screen, interrupt.stopped)
     if out is not None:

@@ -10,15 +10,29 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
-__all__ = ["Interrupt"]
+__all__ = ["Interrupt", "terminating"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REPEATS_IGNORED_S = 2.0
 _SHOW_CURSOR = b"\x1b[?25h"  # a moving bar hides it
+
+
+@contextmanager
+def terminating() -> Iterator[None]:
+    """SIGTERM ends the work inside as Ctrl-C does: by KeyboardInterrupt. Main thread only."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Interrupt:

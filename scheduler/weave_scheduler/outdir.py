@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -96,12 +97,17 @@ class OutDir:
             os.close(lock)  # its holder removed it between open and flock
 
 
-def check_target(path: Path, option: str = "--out") -> None:
-    """Whether a file can be made there, before long work. Raises UsageError."""
+def check_target(path: Path, option: str = "--out", *, read: Iterable[Path | None] = ()) -> None:
+    """Whether a file can be made there, before long work, and is none of those that are ``read``.
+    Raises UsageError."""
     if not path.name:
         raise UsageError(f"{option} {path}: names no file; give the name of a file")
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; give the name of a file")
+    if path.exists() and any(
+        one is not None and one.exists() and path.samefile(one) for one in read
+    ):
+        raise UsageError(f"{option} {path}: is the file that is read; give another")
     try:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:

@@ -107,7 +107,7 @@ def is_trace(text: str) -> bool:
 
 def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:
     if snapshot is not None:
-        check_target(snapshot, "--snapshot")
+        check_target(snapshot, "--snapshot", read=[path, profile])
     loaded = load_spec(path)
     if profile is not None:
         loaded = with_profile(loaded, read_profile(profile))

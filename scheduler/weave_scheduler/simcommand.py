@@ -54,6 +54,7 @@ def simulate(
 ) -> int:
     """Jobs that arrive, share nodes and leave, over modelled time: how fast, at what price."""
     from weave_scheduler.cli import _say, _show
+    from weave_scheduler.interrupt import terminating
     from weave_scheduler.progress import Screen
     from weave_scheduler.simulating import Choices, simulate_file
 
@@ -61,7 +62,8 @@ def simulate(
         raise UsageError("--out is empty; give a folder")
     choices = Choices(tuple(policy or ()), seeds, profile, intra, mode)
     folder = None if out is None else Path(out)
-    done = simulate_file(file, choices, folder, Screen(debug=debug))
+    with terminating():
+        done = simulate_file(file, choices, folder, Screen(debug=debug))
     _show(done.record, done.tables, as_json)
     for line in done.lines:
         _say(line, as_json)

@@ -133,8 +133,9 @@ def _totals(run: Simulation, jobs: Sequence[Row]) -> Row:
     }
     for key in ("slo_met_planned", "slo_met_realised"):
         met = [one[key] for one in done if key in one]
-        if met:
-            row[f"{key}_share"] = fmean(met)
+        if met:  # who asked for a limit and never finished has not got it
+            missed = sum("slo" in one and "finished_s" not in one for one in jobs)
+            row[f"{key}_share"] = sum(met) / (len(met) + missed)
     if "cost" in done[0]:
         row |= {"cost": run.cost, "cost_solo": math.fsum(one["cost_solo"] for one in done)}
     return row

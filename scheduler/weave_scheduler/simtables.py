@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ def _totals(rows: Sequence[Row]) -> Table:
         ("policy", "policy", str),
         ("jobs", "jobs", _count),
         ("finished", "finished", _count),
+        ("waiting", "waiting", _some),
+        ("refused", "refused", _some),
         ("groups", "groups", _count),
         ("makespan", "makespan_s", format_duration),
         ("turnaround", "turnaround_s", format_duration),
@@ -135,8 +138,13 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
+def _some(value: float) -> str:
+    return _count(value) if value else ""
+
+
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    """Rounded down: 100 % is all of them."""
+    return f"{math.floor(1000 * share + 1e-9) / 10:g} %"
 
 
 def _yes(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from weave_rt.errors import UsageError
 from weave_scheduler.document import SpecError
 from weave_scheduler.units import parse_duration
 
@@ -69,7 +70,11 @@ def import_(
     from weave_scheduler.outdir import check_target, write_whole
     from weave_scheduler.traces import LogOptions, import_jobs, trace_text
 
-    check_target(out)
+    check_target(out, read=files)
+    logs = {"--skip": skip != 1, "--rollout-limit": rollout_limit, "--train-limit": train_limit}
+    given = [option for option, value in {**logs, "--slo": slo}.items() if value]
+    if kind == "philly" and given:
+        raise UsageError(f"{', '.join(given)}: for step logs only; philly has its own")
     options = LogOptions(skip, rollout_limit, train_limit, slo)
     found = import_jobs(kind, files, seed=seed, limit=limit, options=options)
     try:
@@ -78,5 +83,11 @@ def import_(
         raise SpecError(str(error)) from None
     write_whole(out, text)
     left = ", ".join(f"{count} {why}" for why, count in sorted(found.left_out.items()))
-    print(f"written: {out} ({len(found.jobs)} jobs{f'; left out: {left}' if left else ''})")
+    count = f"{len(found.jobs)} job{'' if len(found.jobs) == 1 else 's'}"
+    print(f"written: {out} ({count}{f'; left out: {left}' if left else ''})")
+    if kind != "philly" and None in (rollout_limit, train_limit):
+        print(
+            "note: without --rollout-limit and --train-limit the longest phases are not known;"
+            " weave simulate needs --mode quantile"
+        )
     return 0

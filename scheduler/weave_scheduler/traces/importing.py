@@ -79,6 +79,13 @@ def import_jobs(
 
 def _job_of_log(kind: str, file: Path, options: LogOptions) -> JobModel:
     steps = _opened(file, lambda lines: read_step_log(lines, kind, str(file)))
+    for pool, limit_s in (("rollout", options.rollout_limit_s), ("train", options.train_limit_s)):
+        longest_s = max((getattr(step, f"{pool}_s") for step in steps[options.skip :]), default=0.0)
+        if limit_s is not None and limit_s < longest_s:
+            raise SpecError(
+                f"{file}: --{pool}-limit {limit_s:g}s is below the longest {pool} in it,"
+                f" {longest_s:g} s"
+            )
     try:
         return job_from_steps(
             file.stem,
