@@ -47,6 +47,7 @@ void publish(Device& device, const Filled& engine, int value) {
   for (const auto& place : open->place(engine.spans[0]->region(), 0, engine.spans[0]->bytes())) {
     std::memset(place.host, value, place.bytes);
   }
+  open->wrote(engine.spans[0]->region(), 0, engine.spans[0]->bytes());
   device.commit(open);
 }
 

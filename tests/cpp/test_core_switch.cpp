@@ -358,6 +358,7 @@ void publish_behind_work(
   for (const auto& place : open->place(region, 0, span->bytes())) {
     std::memset(place.host, 2, place.bytes);
   }
+  open->wrote(region, 0, span->bytes());
   device.commit(open);
   enter(device, tenant);
   CHECK_EQ(table.stream_query(stream), cu::kSuccess);  // it was waited for
