@@ -66,7 +66,7 @@ def test_the_runtime_of_a_process_shares_host_pools_by_kind(
         asked.append([spec, *(other.spec for other in others)])
         return plain(others, spec, **more)
 
-    monkeypatch.setattr("weave_rt.local.open_beside", noting)
+    monkeypatch.setattr("weave_rt.process_runtime.open_beside", noting)
     config = {"mode": "local", "rollout_device": f"{ROLLOUT}, {ROLLOUT}", "train_device": TRAIN}
     with weave_rt.init("a", config) as job:
         devices = list(job.runtime.devices.values())  # type: ignore[attr-defined]
