@@ -21,6 +21,7 @@ void write(PublicationObject& self, const RegionObject& region, Bytes offset,
   const py::gil_scoped_release release;
   const auto* from = static_cast<const std::byte*>(info.ptr);
   const auto bytes = static_cast<Bytes>(info.size * info.itemsize);
+  const Publication::Writing writing(*self.publication);
   for (const auto& place : self.publication->place(region.region, offset, bytes)) {
     std::memcpy(place.host, from, place.bytes);
     from += place.bytes;

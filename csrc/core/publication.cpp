@@ -8,6 +8,23 @@
 
 namespace weave {
 
+Publication::Writing::Writing(Publication& publication) : publication_(publication) {
+  const std::lock_guard lock(publication_.mutex_);
+  if (publication_.ended_) throw UsageError("this version was committed or dropped already");
+  ++publication_.writing_;
+}
+
+Publication::Writing::~Writing() {
+  const std::lock_guard lock(publication_.mutex_);
+  if (--publication_.writing_ == 0) publication_.written_.notify_all();
+}
+
+// From now on nobody begins to write; then wait for who is at it.
+void Publication::end(std::unique_lock<std::mutex>& lock) noexcept {
+  ended_ = true;
+  written_.wait(lock, [&] { return writing_ == 0; });
+}
+
 // The part of `region`, which has these bytes. pre: locked.
 std::size_t Publication::find(const Region& region, Bytes offset, Bytes bytes) const {
   if (ended_) throw UsageError("this version was committed or dropped already");
@@ -60,7 +77,7 @@ std::vector<Extent> Publication::forfeit(const std::shared_ptr<Region>& region, 
 }
 
 std::vector<Publication::Part> Publication::take_complete() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (ended_) throw UsageError("this version was committed or dropped already");
   for (const auto& part : parts_) {
     const Region& region = *part.region;
@@ -74,7 +91,7 @@ std::vector<Publication::Part> Publication::take_complete() {
     throw UsageError(std::to_string(missing) + " bytes of region " + region.tag + " of tenant " +
                      tenant->label() + " were not published; the old version stays");
   }
-  ended_ = true;
+  end(lock);
   return std::move(parts_);
 }
 
@@ -84,8 +101,8 @@ bool Publication::ended() const {
 }
 
 std::vector<Publication::Part> Publication::take() noexcept {
-  const std::lock_guard lock(mutex_);
-  ended_ = true;
+  std::unique_lock lock(mutex_);
+  end(lock);
   return std::move(parts_);
 }
 
@@ -184,6 +201,7 @@ void Device::read(const std::shared_ptr<Region>& region, Bytes offset, Bytes byt
   const ContextScope scope(*context_);
   retry_unfinished();
   drain_->wait(60.0);  // the trainer's kernels have written what is read
+  const Publication::Writing writing(to);
   const Bytes chunk = engine_->chunk_bytes(bytes, block_bytes_);
   std::vector<Chunk> chunks;
   cu::DevicePtr at = region->address() + offset;

@@ -5,6 +5,7 @@
 // it under Device::mutex_, place() and wrote() without.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -21,6 +22,19 @@ class Publication {
       : tenant(std::move(tenant_)), parts_(std::move(parts)) {}
 
   const std::shared_ptr<Tenant> tenant;
+
+  // Held from before place() until after the last byte is there: ending a version waits for it, so
+  // that no late byte reaches whom the extents go to.
+  class Writing {
+   public:
+    explicit Writing(Publication& publication);  // throws UsageError after the end
+    ~Writing();
+    Writing(const Writing&) = delete;
+    Writing& operator=(const Writing&) = delete;
+
+   private:
+    Publication& publication_;
+  };
 
   // Where bytes [offset, offset + bytes) of a region are to be written, in order; they count when
   // wrote() says that they are there. Throw UsageError: another tenant's region, outside it, after
@@ -44,7 +58,11 @@ class Publication {
  private:
   std::size_t find(const Region& region, Bytes offset, Bytes bytes) const;
 
+  void end(std::unique_lock<std::mutex>& lock) noexcept;
+
   mutable std::mutex mutex_;  // leaf lock
+  std::condition_variable written_;
+  int writing_ = 0;
   std::vector<Part> parts_;
   bool ended_ = false;
 };

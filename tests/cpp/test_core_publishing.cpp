@@ -2,6 +2,7 @@
 // the engine does meanwhile.
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <set>
 #include <thread>
 
@@ -192,6 +193,27 @@ TEST(bytes_that_have_not_arrived_are_not_committed) {
   world.device.commit(open);
   world.device.resume(world.engine.tenant, 60);
   CHECK(world.policy.matches(bytes_of(world.engine.span)));
+}
+
+TEST(a_version_that_is_dropped_waits_for_who_writes_it) {
+  Published world;
+  Device& device = world.device;
+  const auto open = device.begin_publish(world.engine.tenant);
+  std::byte* const late = open->place(world.engine.region, 0, kBlock).front().host;
+  auto writing = std::make_unique<Publication::Writing>(*open);
+  std::shared_ptr<Publication> next;
+  std::thread other([&] {
+    device.abort(open);
+    next = world.engine.write(device, 7);  // gets the same extents
+  });
+  while (!open->ended()) std::this_thread::yield();
+  CHECK_THROWS(Publication::Writing(*open), UsageError, "dropped already");
+  std::memset(late, 3, kBlock);
+  writing.reset();
+  other.join();
+  device.commit(next);
+  device.resume(world.engine.tenant, 60);
+  CHECK(world.engine.holds(7));
 }
 
 TEST(extents_that_a_copy_may_still_reach_are_not_used_again) {
