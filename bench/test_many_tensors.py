@@ -7,6 +7,7 @@ $WEAVE_BENCH_REPEATS pairs (15). pytest-benchmark only tabulates what was measur
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,19 +26,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensors(benchmark: Any, cases: dict[str, dict[str, Any]], name: str) -> None:
-    case = cases[name]
-    shown = ("efficiency", "python_s", "scan_s", "difference_s")
-    benchmark.extra_info.update({key: case[key] for key in shown if key in case})
-    samples = iter(case["samples_s"])
-    elapsed = 0.0
-
-    def clock() -> float:
-        return elapsed
-
-    def replay() -> None:
-        nonlocal elapsed
-        elapsed += next(samples)
-
-    benchmark._timer = clock
-    benchmark.pedantic(replay, rounds=case["n"], iterations=1)
+def test_tensors(
+    tabulate: Callable[..., None], cases: dict[str, dict[str, Any]], name: str
+) -> None:
+    tabulate(cases[name], "efficiency", "python_s", "scan_s", "difference_s")

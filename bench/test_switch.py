@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,8 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "arm"), CASES)
-def test_switch(benchmark: Any, record: dict[str, Any], name: str, arm: str) -> None:
+def test_switch(tabulate: Callable[..., None], record: dict[str, Any], name: str, arm: str) -> None:
     found = [c for c in record["cases"] if (c["name"], c["arm"]) == (name, arm)]
     if not found:
         pytest.skip(f"the arm {arm} could not run here")
-    (case,) = found
-    benchmark.extra_info.update(
-        {k: case[k] for k in ("bytes_out", "bytes_in", "efficiency") if k in case}
-    )
-    samples = iter(case["samples_s"])
-    elapsed = 0.0
-
-    def clock() -> float:
-        return elapsed
-
-    def replay() -> None:
-        nonlocal elapsed
-        elapsed += next(samples)
-
-    # The samples were taken with the arms alternated; pytest-benchmark only tabulates them.
-    benchmark._timer = clock
-    benchmark.pedantic(replay, rounds=case["n"], iterations=1)
+    tabulate(found[0], "bytes_out", "bytes_in", "efficiency")

@@ -23,16 +23,6 @@ int host_node(const Driver& driver) {
   return status == cu::kSuccess ? node : HostPool::kAnyNode;
 }
 
-Bytes granularity(const Driver& driver) {
-  cu::MemAllocationProp prop{};
-  prop.type = cu::kAllocationPinned;
-  prop.location = {cu::kLocationDevice, driver.ordinal};
-  std::size_t bytes = 0;
-  cu::check(driver.table.mem_get_allocation_granularity(&bytes, &prop, cu::kGranularityMinimum),
-            cu::Call::mem_get_allocation_granularity);
-  return bytes;
-}
-
 }  // namespace
 
 Device::Device(DriverRef driver, Options options)

@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/vmm.hpp"
+
 namespace weave {
 
 // Host memory of one tensor: from the allocator as torch's CPU tensors are (64-byte aligned), or
@@ -68,20 +70,6 @@ class TensorCopies::Buffer {
   ContextRef pinned_in_;
 };
 
-namespace {
-
-Bytes granularity_of(const Driver& driver) {
-  cu::MemAllocationProp prop{};
-  prop.type = cu::kAllocationPinned;
-  prop.location = {cu::kLocationDevice, driver.ordinal};
-  std::size_t bytes = 0;
-  cu::check(driver.table.mem_get_allocation_granularity(&bytes, &prop, cu::kGranularityMinimum),
-            cu::Call::mem_get_allocation_granularity);
-  return bytes;
-}
-
-}  // namespace
-
 TensorCopies::TensorCopies(DriverRef driver, const std::vector<Bytes>& segment_bytes,
                            std::vector<Tensor> tensors)
     : driver_(std::move(driver)), segment_bytes_(segment_bytes), tensors_(std::move(tensors)) {
@@ -92,7 +80,7 @@ TensorCopies::TensorCopies(DriverRef driver, const std::vector<Bytes>& segment_b
       throw UsageError("a tensor of at least one byte must lie inside its segment");
     }
   }
-  granularity_ = granularity_of(*driver_);
+  granularity_ = granularity(*driver_);
   context_ = std::make_shared<Context>(driver_);
   const ContextScope scope(*context_);
   stream_ = std::make_unique<Stream>(context_);

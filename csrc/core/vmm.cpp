@@ -104,4 +104,14 @@ void set_access(const Driver& driver, cu::DevicePtr address, Bytes bytes) {
   cu::check(driver.table.mem_set_access(address, bytes, &desc, 1), cu::Call::mem_set_access, bytes);
 }
 
+Bytes granularity(const Driver& driver) {
+  cu::MemAllocationProp prop{};
+  prop.type = cu::kAllocationPinned;
+  prop.location = {cu::kLocationDevice, driver.ordinal};
+  std::size_t bytes = 0;
+  cu::check(driver.table.mem_get_allocation_granularity(&bytes, &prop, cu::kGranularityMinimum),
+            cu::Call::mem_get_allocation_granularity);
+  return bytes;
+}
+
 }  // namespace weave

@@ -74,6 +74,9 @@ class Mapping {
   cu::DevicePtr address_ = 0;
 };
 
+// What sizes and offsets of blocks are multiples of on this device. Throws DriverError.
+Bytes granularity(const Driver& driver);
+
 // Give the driver's own device read and write access to [address, address + bytes), which may span
 // adjacent mappings. Throws DriverError.
 void set_access(const Driver& driver, cu::DevicePtr address, Bytes bytes);
