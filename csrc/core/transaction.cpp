@@ -1,9 +1,10 @@
 #include "core/transaction.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <utility>
+
+#include "core/chunking.hpp"
 
 namespace weave {
 
@@ -19,21 +20,6 @@ int fill_of(const Region& region) {
   if (region.policy != Policy::discard) return -1;
   const Fill fill = region.fill;
   return fill == Fill::none ? -1 : fill == Fill::zero ? 0 : kPoison;
-}
-
-Bytes sum(const std::vector<Range>& ranges) {
-  Bytes bytes = 0;
-  for (const auto& range : ranges) bytes += range.bytes;
-  return bytes;
-}
-
-// The part of `range` in [begin, end), as a chunk of a frame whose home is `home`.
-std::optional<Chunk> part_of(const Range& range, Bytes begin, Bytes end, cu::DevicePtr home) {
-  const Bytes from = std::max(range.offset, begin);
-  const Bytes to = std::min(range.offset + range.bytes, end);
-  if (from >= to) return std::nullopt;
-  return Chunk{home + from, range.host == nullptr ? nullptr : range.host + (from - range.offset),
-               to - from};
 }
 
 }  // namespace
@@ -80,8 +66,8 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   const auto now = tools.driver.table.now_ns;
   Bytes bytes_out = 0;
   Bytes bytes_in = 0;
-  for (const auto& out : outs_) bytes_out += out.copies ? sum(out.ranges) : 0;
-  for (const auto& in : ins_) bytes_in += sum(in.ranges);
+  for (const auto& out : outs_) bytes_out += out.copies ? bytes_of(out.ranges) : 0;
+  for (const auto& in : ins_) bytes_in += bytes_of(in.ranges);
 
   const std::int64_t started = now();
   unmap_outs();
@@ -133,19 +119,11 @@ void Transaction::assign_frames(const Tools& tools) {
 
 Transaction::Plan Transaction::plan_copies(const Tools& tools, Bytes chunk) {
   Plan plan;
-  const auto split = [&](const std::vector<Range>& ranges, FrameId frame, const auto& take) {
-    for (const auto& range : ranges) {
-      for (Bytes from = range.offset / chunk * chunk; from < range.offset + range.bytes;
-           from += chunk) {
-        const auto part = part_of(range, from, from + chunk, tools.frames.home(frame));
-        take(*part, part->device + part->bytes - tools.frames.home(frame));
-      }
-    }
-  };
+  plan.chunk = chunk;
   for (std::size_t index = 0; index < outs_.size(); ++index) {
     Out& out = outs_[index];
     if (!out.copies) continue;
-    split(out.ranges, out.frame, [&](const Chunk& part, Bytes end) {
+    cut(out.ranges, chunk, tools.frames.home(out.frame), [&](const Chunk& part, Bytes end) {
       out.last_chunk = static_cast<int>(plan.outs.size());
       plan.outs.push_back(part);
       plan.out_owner.push_back(index);
@@ -165,7 +143,7 @@ Transaction::Plan Transaction::plan_copies(const Tools& tools, Bytes chunk) {
         --after;
       }
     }
-    split(ranges, in.frame, [&](Chunk part, Bytes end) {
+    cut(ranges, chunk, tools.frames.home(in.frame), [&](Chunk part, Bytes end) {
       // On one grid: the outgoing chunks before `end` are those that end there or earlier.
       while (after >= 0 && after < last && plan.out_end[static_cast<std::size_t>(after)] < end) {
         ++after;
@@ -185,7 +163,7 @@ void Transaction::copy(const Tools& tools, Bytes chunk) {
   const Plan plan = plan_copies(tools, chunk);
   CopyEngine::Progress progress;
   try {
-    tools.engine.run(plan.outs, plan.ins, progress);
+    tools.engine.run(plan.outs, plan.ins, progress, {.batch_bytes = chunk});
   } catch (...) {
     note_progress(plan, progress);
     throw;
