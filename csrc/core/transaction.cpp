@@ -1,6 +1,7 @@
 #include "core/transaction.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -29,6 +30,7 @@ Transaction::Transaction(const std::vector<SlotRef>& outs, const std::vector<Slo
     const Slot& slot = ref.get();
     const bool copies = ref.region->policy != Policy::discard && !slot.host_valid;
     WEAVE_ASSERT(!copies || slot.frame_valid, "a slot whose bytes are nowhere leaves");
+    WEAVE_ASSERT(!ref.region->pages_outdated(), "a slot leaves and nobody knows its pages");
     outs_.push_back({ref, slot.frame, copies, ref.region->ranges(ref.slot)});
     block_bytes_ = ref.region->block_bytes;
     if (slot.host_valid) outs_.back().bytes_copied = block_bytes_;
@@ -249,17 +251,22 @@ void Transaction::forget(const Tenant& tenant, Limbo& limbo) noexcept {
   const auto is_its = [&](const auto& part) {
     return part.ref.region->tenant.lock().get() == &tenant;
   };
+  const auto take_extents = [&](const SlotRef& ref) {
+    if (ref.get().host) limbo.extents.push_back(std::move(ref.get().host));
+    std::ranges::move(ref.region->packed, std::back_inserter(limbo.extents));
+    ref.region->packed.clear();
+  };
   for (auto& in : ins_) {
     if (!is_its(in)) continue;
     in.mapping = Mapping{};
     if (in.from_pool) limbo.frames.push_back(in.frame);
-    if (in.ref.get().host) limbo.extents.push_back(std::move(in.ref.get().host));
+    take_extents(in.ref);
   }
   for (auto& out : outs_) {
     if (!is_its(out)) continue;
     limbo.frames.push_back(std::exchange(out.ref.get().frame, kNoFrame));
     out.ref.get().frame_valid = false;
-    if (out.ref.get().host) limbo.extents.push_back(std::move(out.ref.get().host));
+    take_extents(out.ref);
   }
   std::erase_if(ins_, is_its);
   std::erase_if(outs_, is_its);
