@@ -4,12 +4,15 @@ half-way continues bit-identically, whatever took the device meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from conftest import ROLLOUT
 
-from weave_rt import Device, NotResident, Tenant, UsageError
+from weave_rt import Device, HostMemoryError, NotResident, Tenant, UsageError, open_device
 
 PAGES, TOKENS, HEADS, SIZE, LAYERS = 64, 4, 2, 64, 2
 WIDTH = HEADS * SIZE
@@ -242,3 +245,117 @@ def test_pages_are_not_lost_where_asking_for_them_fails(
     engine.disturb()
     region = tenant.region_of("kv_cache")
     assert region.bytes_in_pages < region.bytes_allocated / 10
+
+
+def kv_pinned(engine: Engine) -> int:
+    """Pinned memory for the cache: all that is used but what the other tags take."""
+    others = sum(r.bytes for r in engine.tenant.regions if r.tag != "kv_cache")
+    return engine.tenant.device.host_pool.bytes_used - others
+
+
+def test_pinned_memory_is_that_of_the_pages_in_use(engine: Engine) -> None:
+    region = engine.tenant.region_of("kv_cache")
+    block = engine.tenant.device.block_bytes
+    for _ in range(3):
+        for _ in range(8):
+            engine.generation.step()
+        engine.disturb()
+        blocks = -(-region.bytes_in_pages // block)
+        assert kv_pinned(engine) == blocks * block < region.bytes / 4
+    engine.tenant.page_table("kv_cache", None)
+    assert kv_pinned(engine) == region.bytes
+    engine.tenant.page_table("kv_cache", engine.table)
+    assert kv_pinned(engine) == 0
+
+
+def test_a_cache_that_is_paged_from_the_start_never_takes_more(device: Device) -> None:
+    tenant = Tenant(device, "engine", tags={"kv_cache": "keep"})
+    tenant.page_table("kv_cache", lambda: ([0], [100]))  # also before it runs
+    tenant.resume()
+    tenant.page_table("kv_cache", lambda: ([0], [100]))
+    pool = device.host_pool
+    cache = tenant.buffer(20 * device.block_bytes, "kv_cache")
+    assert pool.bytes_used == pool.bytes_registered == 0
+    cache.view()[:100] = b"k" * 100
+    assert tenant.suspend().bytes_out == 100
+    assert pool.bytes_used == pool.bytes_registered == device.block_bytes
+    tenant.resume()
+    assert bytes(cache.view()[:100]) == b"k" * 100
+    del cache
+    tenant.close()
+
+
+def test_pages_for_which_there_is_no_pinned_memory_are_refused() -> None:
+    with closing(open_device(ROLLOUT, host_budget_bytes=4 * 16384)) as device:
+        block = device.block_bytes
+        tenant = Tenant(device, "engine", tags={"kv_cache": "keep"})
+        tenant.resume()
+        used = [2]
+        tenant.page_table("kv_cache", lambda: ([0], [used[0] * block]))
+        cache = tenant.buffer(20 * block, "kv_cache")
+        cache.view()[:] = b"k" * cache.nbytes
+        tenant.suspend()
+        tenant.resume()
+        assert bytes(cache.view()[: 2 * block]) == b"k" * (2 * block)
+        cache.view()[:] = b"m" * cache.nbytes
+        used[0] = 9
+        for stop in (tenant.suspend, tenant.suspend):
+            with pytest.raises(HostMemoryError):
+                stop()
+            assert tenant.resident
+        with pytest.raises(HostMemoryError):
+            tenant.release()
+        assert not tenant.resident
+        other = Tenant(device, "other")
+        other.resume()
+        with pytest.raises(HostMemoryError):  # its place is not taken either
+            other.buffer(device.usable_bytes, "scratch")
+        other.release()
+        tenant.resume()
+        assert bytes(cache.view()) == b"m" * cache.nbytes
+        used[0] = 4
+        assert tenant.suspend().bytes_out == 4 * block
+        tenant.resume()
+        assert bytes(cache.view()[: 4 * block]) == b"m" * (4 * block)
+        del cache
+        tenant.close()
+        other.close()
+
+
+def test_pages_in_use_are_written_back_once(engine: Engine) -> None:
+    for _ in range(20):
+        engine.generation.step()
+    engine.tenant.scan()
+    background = engine.tenant.device.stats()["bytes_background_out"]
+    assert engine.tenant.write_back("kv_cache").wait(60)
+    pages = engine.tenant.region_of("kv_cache").bytes_in_pages
+    assert engine.tenant.device.stats()["bytes_background_out"] - background == pages
+    weights = sum(r.bytes_allocated for r in engine.tenant.regions if r.tag != "kv_cache")
+    assert engine.tenant.switch(engine.other).bytes_out <= weights
+    engine.noise.view()[:] = b"\xff" * engine.noise.nbytes
+    engine.other.switch(engine.tenant)
+    alone = Generation(Decoder(), caches(lambda: torch.empty(SHAPE)), ORDER)
+    for _ in range(20):
+        alone.step()
+    for _ in range(5):
+        engine.generation.step()
+        alone.step()
+    assert engine.generation.tokens == alone.tokens
+
+
+def test_a_running_cache_is_rescued_with_the_pages_of_this_phase(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """A file written in the middle of a phase has what came into use in it."""
+    engine.disturb()
+    for _ in range(12):
+        engine.generation.step()
+    used = engine.generation.used()[:-1]
+    expected = [cache[:, used].clone() for cache in engine.cache]
+    engine.tenant.rescue(tmp_path / "state.safetensors")
+    saved = safetensors.torch.load_file(tmp_path / "state.safetensors")["kv_cache"]
+    region = engine.tenant.region_of("kv_cache")
+    for cache, wanted in zip(engine.cache, expected, strict=True):
+        begin = cache.data_ptr() - region.address
+        found = saved[begin : begin + cache.nbytes].view(torch.float32).view(SHAPE)
+        assert torch.equal(found[:, used], wanted)

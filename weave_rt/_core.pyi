@@ -349,11 +349,14 @@ class Region:
     @property
     def clean(self) -> bool: ...
     def set_pages(self, offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        """From now on only these bytes of a ``keep`` region are worth anything: they alone move.
-        In any order; they may touch or overlap. Raises UsageError for bytes outside the region,
-        NotResident."""
+        """From now on only these bytes of a ``keep`` region are worth anything: they alone move,
+        and have pinned memory. In any order; they may touch or overlap. Raises UsageError for
+        bytes outside the region, NotResident, HostMemoryError; the old pages hold then."""
     def clear_pages(self) -> None:
-        """All bytes count again."""
+        """All bytes count again, and have pinned memory. Raises NotResident, HostMemoryError."""
+    def forget_pages(self) -> None:
+        """Which pages are in use has changed: all bytes count until :meth:`set_pages`, which need
+        not be called before pinned memory is taken for them. Raises NotResident."""
     @property
     def bytes_in_pages(self) -> int: ...  # of all pages; without them, bytes_allocated
     @property

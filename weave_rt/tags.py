@@ -85,14 +85,20 @@ class TagCalls(abc.ABC):
         `table` is called whenever the tenant stops, while its memory can be read, and returns
         offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
         many of each); :meth:`pages` makes them. What is in none of them is undefined after a
-        return. None: all bytes again. What `table` raises, and UsageError for bytes outside the
-        region, is raised by what stops the tenant, before anything has moved; all bytes are in use
-        then, until the table is asked again."""
+        return. None: all bytes again.
+
+        Pinned memory is taken for pages in use alone, so name the table before the tag has
+        memory: it then never takes any for the rest. What `table` raises, UsageError for bytes
+        outside the region, and HostMemoryError is raised by what stops the tenant, before anything
+        has moved; all bytes are in use then, until the table is asked again."""
         region = self.region_of(tag)
         if region.policy != "keep":
             raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
         if table is not None:
             self._page_tables[tag] = table
+            if region.resident:
+                region.set_pages([], [])  # gives back what it has
+                region.forget_pages()
         elif self._page_tables.pop(tag, None) is not None:
             self.check_resident(tag)
             region.clear_pages()

@@ -324,9 +324,13 @@ class Tenant(TagCalls):
     def write_back(self, tag: str) -> BackgroundCopy:
         """Copy out now, beside the phase, what will not change any more before its end: the switch
         then skips it. Who writes there again says so by ``mark_dirty(tag)``, which also cancels
-        this; tensors made in the tag afterwards are left to the switch. Returns at once; ``wait()``
-        raises what went wrong. Raises NotResident, UsageError for a tag not there or not keep."""
+        this; tensors made in the tag afterwards are left to the switch. Of a tag with a page table
+        these are the pages in use now, unless others are when the tenant stops. Returns at once;
+        ``wait()`` raises what went wrong. Raises NotResident, UsageError for a tag not there or
+        not keep, HostMemoryError, and what the table raises."""
         self.check_resident(tag)
+        if tag in self._page_tables:
+            _ask(self.region_of(tag), self._page_tables[tag])
         return self.core.write_back(tag)
 
     def release(self) -> None:
@@ -382,13 +386,13 @@ class Tenant(TagCalls):
     def _before_leaving(self) -> None:
         """Adopt what is new, and ask for the pages in use: all tables, also where the scan or one
         of them raises. Whatever interrupts it, the core never goes by the pages of the phase
-        before: they are taken off first, so that all of a tag counts as in use."""
+        before: they are forgotten first, so that all of a tag counts as in use."""
         if not self.resident:
             return
         paged = [(self.region_of(tag), table) for tag, table in self._page_tables.items()]
         paged = [(region, table) for region, table in paged if region.resident]
         for region, _ in paged:
-            region.clear_pages()
+            region.forget_pages()
         with ExitStack() as asked:
             for region, table in paged:
                 asked.callback(_ask, region, table)

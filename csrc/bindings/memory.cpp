@@ -223,7 +223,7 @@ void set_pages(const RegionObject& self, const std::vector<Bytes>& offsets,
   for (std::size_t index = 0; index < offsets.size(); ++index) {
     pages[index] = {offsets[index], sizes[index]};
   }
-  self.owner->device->set_pages(self.region, std::move(pages));
+  self.owner->device->set_pages(self.region, pages);
 }
 
 void bind_policies(py::class_<RegionObject>& type) {
@@ -239,6 +239,7 @@ void bind_policies(py::class_<RegionObject>& type) {
           "clear_pages",
           [](const RegionObject& self) { self.owner->device->set_pages(self.region, {}); },
           ReleaseGil())
+      .def("forget_pages", act(&Device::forget_pages), ReleaseGil())
       .def_property_readonly("bytes_in_pages",
                              [](const RegionObject& self) { return self.region->bytes_in_pages(); })
       .def_property_readonly("version",

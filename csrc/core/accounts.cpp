@@ -30,7 +30,11 @@ Device::Stats Device::stats() const {
     stats.blocks_free = frames_->available();
     stats.blocks_released = frames_->released();
     for (const auto& tenant : tenants_) {
-      stats.bytes_in_files += tenant->slots_spilled() * block_bytes_;
+      for (const auto& region : tenant->regions) {
+        for (std::size_t slot = 0; slot < region->slots.size(); ++slot) {
+          if (region->slots[slot].file != nullptr) stats.bytes_in_files += region->host_bytes(slot);
+        }
+      }
     }
   }
   note_background(stats);

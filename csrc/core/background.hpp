@@ -164,6 +164,7 @@ class Background {
   void choose_prefetch(Step& step);
   bool has_free_frame(const BackgroundCopy& copy) const;
   FrameId free_frame(BackgroundCopy& copy);
+  Bytes chunk_bytes() const;
   void prepare_chunks(Step& step) const;
   Copied move(const Step& step) noexcept;
   void commit(Step& step, const Copied& copied) noexcept;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/background.hpp"
+#include "core/chunking.hpp"
 
 namespace weave {
 
@@ -95,29 +96,27 @@ FrameId Background::free_frame(BackgroundCopy& copy) {
   return frame;
 }
 
-void Background::prepare_chunks(Step& step) const {
+// Small enough that who comes in the foreground hardly waits.
+Bytes Background::chunk_bytes() const {
   const Bytes block = tools_.frames.block_bytes();
-  // Small enough that who comes in the foreground hardly waits.
-  const Bytes chunk =
-      std::min(block, std::clamp<Bytes>(block / 8, Bytes{64} << 10, Bytes{8} << 20));
-  const auto split = [&](std::vector<Chunk>& into, const SlotRef& ref, FrameId frame) {
-    for (const auto& range : ref.region->ranges(ref.slot)) {
-      for (Bytes at = 0; at < range.bytes; at += chunk) {
-        into.push_back({.device = tools_.frames.home(frame) + range.offset + at,
-                        .host = range.host + at,
-                        .bytes = std::min(chunk, range.bytes - at)});
-      }
-    }
+  return std::min(block, std::clamp<Bytes>(block / 8, Bytes{64} << 10, Bytes{8} << 20));
+}
+
+void Background::prepare_chunks(Step& step) const {
+  const auto prepare = [&](std::vector<Chunk>& into, const SlotRef& ref, FrameId frame) {
+    cut(ref.region->ranges(ref.slot), chunk_bytes(), tools_.frames.home(frame),
+        [&](const Chunk& part, Bytes) { into.push_back(part); });
   };
-  if (step.out) split(step.outs, *step.out, step.out->get().frame);
-  if (step.in) split(step.ins, *step.in, step.in_frame);
+  if (step.out) prepare(step.outs, *step.out, step.out->get().frame);
+  if (step.in) prepare(step.ins, *step.in, step.in_frame);
 }
 
 // Without the lock: nothing that a step names can go away, since who would take it pauses first.
 Background::Copied Background::move(const Step& step) noexcept {
   CopyEngine::Progress progress;
   try {
-    engine_->run(step.outs, step.ins, progress, &stop_copying_);
+    engine_->run(step.outs, step.ins, progress,
+                 {.batch_bytes = chunk_bytes(), .stop = &stop_copying_});
     engine_->finish();
   } catch (...) {
     if (!engine_->settle()) unsettled_ = true;

@@ -2,6 +2,7 @@
 #include "core/device.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace weave {
@@ -254,7 +255,8 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
     throw refusal;
   }
   std::vector<Extent> extents;
-  if (region->policy != Policy::discard)
+  // With a page table there is nothing in use of what comes to it.
+  if (region->policy != Policy::discard && !region->pages())
     extents = host_pool_->allocate(tenant->job, block_bytes_, blocks, host_node_);
   std::vector<SlotRef> ins;
   region->slots.resize(before + blocks);
@@ -299,6 +301,8 @@ void Device::drop_slots(Tenant& tenant, bool settled) noexcept {
       }
       slot.host = Extent{};
     }
+    if (!settled) std::ranges::move(region->packed, std::back_inserter(limbo_.extents));
+    region->packed.clear();
     region->slots.clear();
     region->bytes_held = 0;
     region->state = RegionState::discarded;

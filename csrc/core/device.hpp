@@ -81,9 +81,16 @@ class Device : private Spiller {
   void unpin(const std::shared_ptr<Region>& region);
   // What blocks hold that come to a discard region from now on, by memsets within the switch.
   void set_fill(const std::shared_ptr<Region>& region, Fill fill);
-  // Only these bytes of a keep region are worth copying (Region::set_pages), until it is called
-  // again. Throws UsageError, Refusal (not_resident).
-  void set_pages(const std::shared_ptr<Region>& region, std::optional<std::vector<Piece>> pages);
+  // Only these bytes of a keep region are worth copying, until it is called again; nothing: all of
+  // them. Pinned memory for just these is taken, or given back. The pages that it had already:
+  // host copies are as valid as they were. Throws UsageError, Refusal (not_resident, host_memory),
+  // DriverError; then the old ones hold.
+  void set_pages(const std::shared_ptr<Region>& region,
+                 const std::optional<std::vector<Piece>>& pages);
+  // The pages of a region that has some are in use no more, or others are: all of it counts until
+  // set_pages(). If it must leave before, it takes pinned memory for all of it. Throws Refusal
+  // (not_resident), UsageError.
+  void forget_pages(const std::shared_ptr<Region>& region);
   // Compare whatever is copied in a switch, by checksums (checksum.hpp) and by reading it back; a
   // difference throws Refusal (verify_failed) and the switch is rolled back. Takes one block of
   // pinned memory. Throws Refusal (host_memory), DriverError.
@@ -133,7 +140,7 @@ class Device : private Spiller {
   // Every region that is complete, to a safetensors file; nothing is held in memory twice. Returns
   // the tags. Throws Refusal (state_file).
   std::vector<std::string> rescue_to(const std::shared_ptr<Tenant>& tenant, const std::string& path,
-                                     StateWriter::Metadata metadata);
+                                     const StateWriter::Metadata& metadata);
   // Regions whose contents are complete, by tag, as far as the driver still lets them be read.
   std::map<std::string, std::vector<std::byte>> rescue(const std::shared_ptr<Tenant>& tenant);
 
@@ -238,6 +245,8 @@ class Device : private Spiller {
   std::shared_ptr<Tenant> require_tenant(const Region& region) const;
   std::shared_ptr<Publication> begin_publish_once(const std::shared_ptr<Tenant>& tenant);
   void apply_committed(Tenant& tenant);
+  void place_pages(Region& region, std::optional<PageTable> pages);
+  bool place_outdated(const Tenant& incoming);
   void drop_spare(std::vector<NextVersion>& parts) noexcept;
   void require_unpinned(const Tenant& tenant, const std::vector<Region*>& regions) const;
   void retry_unfinished() noexcept;
@@ -255,12 +264,13 @@ class Device : private Spiller {
   void start(Tenant& tenant, const std::vector<Region*>& entered);
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
-  bool read_out(Slot& slot) noexcept;
+  bool read_out(const Slot& slot, std::byte* into) noexcept;
+  Extent staging_for(const Region& region) noexcept;
   template <class Action>
   auto reading(const std::shared_ptr<Tenant>& tenant, Action action);
   bool bring_to_host(Region& region, bool readable);
   template <class Take>
-  void read_region(Region& region, Take take) const;
+  bool read_region(Region& region, bool readable, Take take);
 
   // Spilling (spill.cpp). The first runs `action`, and again after each tenant that was spilled to
   // make room in pinned memory for `keep`; it is called without the lock.
@@ -272,6 +282,8 @@ class Device : private Spiller {
   std::shared_ptr<Tenant> find_coldest(const void* keep, bool evict) const;
   Bytes spill_slots(Tenant& tenant);
   void load_spilled(Tenant& tenant);
+  SwitchReport suspend_once(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                            const Tags& tags);
   SwitchReport hand_over_once(const std::shared_ptr<Tenant>& outgoing,
                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
                               const Tags& tags);

@@ -1,5 +1,5 @@
 // core/policies.cpp: Device operations that say how a region's bytes are treated: clean or dirty,
-// pinned, filled, verified.
+// pinned, filled, by pages, verified.
 #include "core/device.hpp"
 
 namespace weave {
@@ -59,14 +59,64 @@ void Device::set_fill(const std::shared_ptr<Region>& region, Fill fill) {
 }
 
 void Device::set_pages(const std::shared_ptr<Region>& region,
-                       std::optional<std::vector<Piece>> pages) {
+                       const std::optional<std::vector<Piece>>& pages) {
+  const auto table = [&]() -> std::optional<PageTable> {
+    require_running(*region);
+    if (region->policy != Policy::keep) {
+      throw UsageError("region " + region->tag + " is not keep; none of its pages leaves");
+    }
+    if (!pages) return std::nullopt;
+    return PageTable(*pages, region->slots.size() * block_bytes_, block_bytes_, region->tag);
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (region->keep_pages(table())) return;
+  }
+  with_host_room(region->tenant.lock().get(), [&] {
+    const Foreground lock(*this);
+    auto wanted = table();
+    const ContextScope scope(*context_);
+    retry_unfinished();
+    place_pages(*region, std::move(wanted));
+  });
+}
+
+// The memory that the table needs, and the table. Throws Refusal (host_memory), DriverError; then
+// the old one holds. pre: Foreground, the context is current, unfinished work was retried.
+void Device::place_pages(Region& region, std::optional<PageTable> pages) {
+  // A copy that nobody could wait for may still write where another page will be.
+  background_->require_settled();
+  if (!engine_->settle()) engine_->finish();
+  const std::size_t needed = region.extents_needed(pages);
+  const std::size_t held = region.extents_held();
+  std::vector<Extent> more;
+  if (needed > held) {
+    more = host_pool_->allocate(region.tenant.lock()->job, block_bytes_, needed - held, host_node_);
+  }
+  region.set_pages(std::move(pages), std::move(more));
+  background_->touched(region, 0, region.slots.size() * block_bytes_);
+}
+
+void Device::forget_pages(const std::shared_ptr<Region>& region) {
   const std::lock_guard lock(mutex_);
   require_running(*region);
-  if (region->policy != Policy::keep) {
-    throw UsageError("region " + region->tag + " is not keep; none of its pages leaves");
+  region->forget_pages();
+}
+
+// Idle regions other than those that come in with `incoming`, of which nobody has said which pages
+// are in use: all of them are, and then there is a place for them. True if there was such a region.
+// Throws as above.
+bool Device::place_outdated(const Tenant& incoming) {
+  bool any = false;
+  for (const auto& tenant : tenants_) {
+    for (const auto& region : tenant->regions) {
+      const bool enters = tenant.get() == &incoming && region->selected;
+      if (!region->pages_outdated() || tenant->failed || tenant->uses(*region) || enters) continue;
+      place_pages(*region, std::nullopt);
+      any = true;
+    }
   }
-  region->set_pages(std::move(pages));
-  background_->touched(*region, 0, region->slots.size() * block_bytes_);
+  return any;
 }
 
 void Device::set_verify(bool on) {

@@ -48,57 +48,94 @@ Bytes Region::unwritten(const std::map<Bytes, Bytes>& pieces) const {
   return space_.missing(pieces, 512);
 }
 
-void Region::set_pages(std::optional<std::vector<Piece>> pages) {
-  std::vector<Piece> merged;
+std::size_t Region::extents_needed(const std::optional<PageTable>& pages) const {
+  return pages ? pages->extents() : slots.size();
+}
+
+std::size_t Region::extents_held() const {
+  const auto count = std::ranges::count_if(packed, [](const Extent& e) { return bool{e}; }) +
+                     std::ranges::count_if(slots, [](const Slot& s) { return bool{s.host}; });
+  return static_cast<std::size_t>(count);
+}
+
+void Region::set_pages(std::optional<PageTable> pages, std::vector<Extent> more) {
+  const std::size_t needed = extents_needed(pages);
+  std::vector<Extent> all;
+  all.reserve(extents_held() + more.size());
+  const auto take = [&](Extent& extent) {
+    if (extent) all.push_back(std::move(extent));
+  };
+  std::ranges::for_each(packed, take);
+  for (auto& slot : slots) take(slot.host);
+  std::ranges::for_each(more, take);
+  WEAVE_ASSERT(all.size() >= needed, "a page table was set without memory for it");
+  all.erase(all.begin() + static_cast<std::ptrdiff_t>(needed), all.end());
+  packed.clear();
   if (pages) {
-    std::ranges::sort(*pages, {}, &Piece::offset);
-    const Bytes size = slots.size() * block_bytes;
-    for (const auto& [offset, bytes] : *pages) {
-      if (offset > size || bytes > size - offset) {
-        throw UsageError("page at " + std::to_string(offset) + " of " + std::to_string(bytes) +
-                         " bytes is outside region " + tag + ", which has " + std::to_string(size));
-      }
-      if (bytes == 0) continue;
-      if (!merged.empty() && offset <= merged.back().offset + merged.back().bytes) {
-        const Bytes end = std::max(merged.back().offset + merged.back().bytes, offset + bytes);
-        merged.back().bytes = end - merged.back().offset;
-      } else {
-        merged.push_back({offset, bytes});
-      }
-    }
+    packed = std::move(all);
+  } else {
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) slots[slot].host = std::move(all[slot]);
   }
-  invalidate_host(0, slots.size() * block_bytes);  // it may lack pages that are in use now
+  {
+    const std::lock_guard lock(space_mutex_);
+    pages_ = std::move(pages);
+    pages_outdated_ = false;
+  }
+  for (auto& slot : slots) slot.checked.clear();
+  invalidate_host(0, slots.size() * block_bytes);
+}
+
+void Region::forget_pages() {
   const std::lock_guard lock(space_mutex_);
-  pages_.reset();
-  if (pages) pages_ = std::move(merged);
+  pages_outdated_ = pages_.has_value();
+}
+
+bool Region::keep_pages(const std::optional<PageTable>& pages) {
+  const std::lock_guard lock(space_mutex_);
+  if (pages != pages_) return false;
+  pages_outdated_ = false;
+  return true;
+}
+
+Bytes Region::host_bytes(std::size_t slot) const {
+  return pages_ ? pages_->bytes_in(slot) : block_bytes;
+}
+
+void Region::drop_spilled() {
+  if (!pages_) return;
+  std::vector<bool> needed(packed.size(), false);
+  for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+    if (slots[slot].file != nullptr) continue;
+    for (const auto& part : pages_->parts(slot)) needed[part.extent] = true;
+  }
+  for (std::size_t extent = 0; extent < packed.size(); ++extent) {
+    if (!needed[extent]) packed[extent] = Extent{};
+  }
 }
 
 Bytes Region::bytes_in_pages() const {
   const std::lock_guard lock(space_mutex_);
-  if (!pages_) return space_.used();
-  Bytes bytes = 0;
-  for (const auto& page : *pages_) bytes += page.bytes;
-  return bytes;
+  return pages_ && !pages_outdated_ ? pages_->bytes() : space_.used();
+}
+
+std::vector<Range> Region::host_ranges(std::size_t slot) const {
+  if (policy == Policy::discard) return {};
+  if (!pages_) return {{0, block_bytes, slots[slot].host.data()}};
+  std::vector<Range> found;
+  for (const auto& part : pages_->parts(slot)) {
+    const Extent& extent = packed[part.extent];
+    found.push_back({part.offset, part.bytes, extent ? extent.data() + part.at : nullptr});
+  }
+  return found;
 }
 
 std::vector<Range> Region::ranges(std::size_t slot) const {
-  if (policy == Policy::discard) return {};
-  const std::lock_guard lock(space_mutex_);
-  const Bytes begin = slot * block_bytes;
-  const Bytes used = space_.used_in(begin, block_bytes);
-  std::byte* host = slots[slot].host.data();
-  std::vector<Range> found;
-  if (!pages_) {
-    if (used > 0) found.push_back({0, used, host});
-    return found;
-  }
-  // The last page that begins before the block may reach into it.
-  auto page = std::ranges::upper_bound(*pages_, begin, {}, &Piece::offset);
-  if (page != pages_->begin()) --page;
-  for (; page != pages_->end() && page->offset < begin + used; ++page) {
-    const Bytes from = std::max(page->offset, begin);
-    const Bytes to = std::min(page->offset + page->bytes, begin + used);
-    if (from < to) found.push_back({from - begin, to - from, host + (from - begin)});
+  auto found = host_ranges(slot);
+  const Bytes used = used_in(slot);
+  std::erase_if(found, [&](const Range& range) { return range.offset >= used; });
+  if (!found.empty()) {
+    Range& last = found.back();
+    last.bytes = std::min(last.bytes, used - last.offset);
   }
   return found;
 }
@@ -107,7 +144,8 @@ void Region::invalidate_host(Bytes offset, Bytes bytes) {
   const std::size_t end =
       std::min<Bytes>(round_up(offset + bytes, block_bytes) / block_bytes, slots.size());
   for (std::size_t slot = offset / block_bytes; slot < end; ++slot) {
-    if (slots[slot].frame_valid) slots[slot].host_valid = false;
+    if (!slots[slot].frame_valid) continue;
+    slots[slot].host_valid = policy == Policy::keep && host_bytes(slot) == 0;
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/host_pool.hpp"
+#include "core/page_table.hpp"
 #include "core/space.hpp"
 #include "core/state_file.hpp"
 #include "core/vmm.hpp"
@@ -27,15 +28,10 @@ struct Range {
   std::byte* host = nullptr;
 };
 
-// Bytes [offset, offset + bytes) of a region.
-struct Piece {
-  Bytes offset = 0;
-  Bytes bytes = 0;
-};
-
 // One block's worth of a region. Where its bytes are:
 //   frame_valid  in the frame
-//   host_valid   in the extent. With both, the two are equal and the frame is free to go
+//   host_valid   in the extent. With both, the two are equal and the frame is free to go. That
+//                holds for a slot of which a page table says that nothing is in use, too
 //   file         in a file (spilled): not in memory, until load_spilled()
 //   none         lost (discard), or never there
 // A frame that is not valid is only a place: it is copied into before the tenant runs. `frame` set
@@ -43,7 +39,8 @@ struct Piece {
 struct Slot {
   FrameId frame = kNoFrame;
   Mapping mapping;  // of the frame's block at the region's own address
-  Extent host;      // unless `discard`; taken with the slot, so that a switch never allocates
+  Extent host;      // taken with the slot, so that a switch never allocates; none if `discard`, and
+                    // none with a page table: then the region has them (Region::packed)
   bool host_valid = false;
   bool frame_valid = false;
   // With verification: what was copied to the host, and its block checksum. Empty: not known. While
@@ -77,6 +74,9 @@ class Region {
   // For `reload`: a second extent per slot, for the version being published; and how many were.
   std::vector<Extent> spare;
   std::atomic<std::uint64_t> version{0};
+  // With a page table: the host copies of all slots, pages in use one behind the other. An empty
+  // extent: everything in it is in files.
+  std::vector<Extent> packed;
 
   cu::DevicePtr address() const { return reservation->address(); }
   cu::DevicePtr slot_address(std::size_t slot) const {
@@ -93,14 +93,35 @@ class Region {
   Bytes used_in(std::size_t slot) const;
   // Bytes of spans that are in none of `pieces`; tensors end up to 511 bytes before their span.
   Bytes unwritten(const std::map<Bytes, Bytes>& pieces) const;
-  // From now on only these bytes are worth anything (the pages in use of a paged KV cache); sorted
-  // and merged here. Nothing: all of them. Throws UsageError for a piece outside the region. pre:
-  // the tenant runs with the region; under the Device's lock.
-  void set_pages(std::optional<std::vector<Piece>> pages);
-  Bytes bytes_in_pages() const;
-  // What has to be copied of a slot. Sorted, apart from each other. pre: it has an extent, or is of
-  // a `discard` region.
+
+  // Page tables. pre for these: under the Device's lock; to change them: the tenant runs with the
+  // region.
+
+  // The bytes that are worth anything (the pages in use of a paged KV cache); nothing: all of them.
+  const std::optional<PageTable>& pages() const { return pages_; }
+  // Take another table, and the extents that it needs beyond those that are there; what is over
+  // goes back to the pool. No host copy is valid afterwards. pre: no copy is in flight.
+  void set_pages(std::optional<PageTable> pages, std::vector<Extent> more);
+  // Which pages are in use has changed; nobody knows how, until set_pages() or keep_pages() says.
+  // Nothing leaves meanwhile, since there is no place for pages that the table does not name.
+  void forget_pages();
+  bool pages_outdated() const { return pages_outdated_; }
+  // True where these are the pages that it has: then host copies are as good as they were.
+  bool keep_pages(const std::optional<PageTable>& pages);
+  // The extents that set_pages() would need and have.
+  std::size_t extents_needed(const std::optional<PageTable>& pages) const;
+  std::size_t extents_held() const;
+  // What a whole host copy of the slot takes.
+  Bytes host_bytes(std::size_t slot) const;
+  // Give up extents of `packed` that only slots in files use.
+  void drop_spilled();
+  bool may_leave() const { return pins == 0 && !pages_outdated_; }
+
+  Bytes bytes_in_pages() const;  // any thread
+  // What has to be copied of a slot. Sorted, apart from each other, each in one extent.
   std::vector<Range> ranges(std::size_t slot) const;
+  // All of its host copy, likewise.
+  std::vector<Range> host_ranges(std::size_t slot) const;
   // Host copies stay valid while the tenant runs.
   bool keeps_host_copies() const { return clean || policy == Policy::reload; }
   // The host copies of slots with bytes in [offset, offset + bytes) are older than the frames now.
@@ -110,7 +131,8 @@ class Region {
  private:
   mutable std::mutex space_mutex_;  // leaf lock
   Space space_;
-  std::optional<std::vector<Piece>> pages_;  // sorted, never adjacent
+  std::optional<PageTable> pages_;  // to write: both locks
+  bool pages_outdated_ = false;     // likewise
 };
 
 // The next version of a reload region, in extents of its own; see publication.hpp.

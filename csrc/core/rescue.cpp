@@ -2,6 +2,7 @@
 // not in memory yet passes through its own extents or a small buffer.
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "core/device.hpp"
@@ -43,16 +44,22 @@ bool is_intact(const StateFile& file, const std::string& tag) {
 }
 
 // The slots that hold something; those of a growth that failed may still wait for its undo.
-std::span<Slot> held_slots(Region& region) {
-  return std::span(region.slots).first(region.bytes_held / region.block_bytes);
+std::size_t held_slots(const Region& region) { return region.bytes_held / region.block_bytes; }
+
+// Of a slot with pages: only its frame will do. The host copy has less, and while the tenant runs
+// maybe not even the pages that are in use.
+bool needs_frame(const Region& region, const Slot& slot) {
+  const auto tenant = region.tenant.lock();
+  return region.pages() && slot.frame_valid &&
+         (!slot.host_valid || region.pages_outdated() || (tenant && tenant->uses(region)));
 }
 
 }  // namespace
 
-// The bytes of a slot on the device, into its own extent, which does not become valid by that.
-bool Device::read_out(Slot& slot) noexcept {
+// The bytes of a slot on the device.
+bool Device::read_out(const Slot& slot, std::byte* into) noexcept {
   return attempt([&] {
-    const Chunk chunk{frames_->home(slot.frame), slot.host.data(), block_bytes_};
+    const Chunk chunk{frames_->home(slot.frame), into, block_bytes_};
     CopyEngine::Progress progress;
     try {
       engine_->run({&chunk, 1}, {}, progress);
@@ -83,39 +90,85 @@ auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
   return action(readable);
 }
 
-// Whether every byte can be read in memory or in a file now. Those on the device are copied to
-// their extents: what is read is what the tenant itself would read, so a frame counts for more than
-// its host copy, which is older where somebody wrote without mark_dirty. Not so for `reload`.
+// Whether every byte can be read in memory or in a file now, as far as that is known. Those on the
+// device are copied to their extents, or are left there where they have none. What is read is what
+// the tenant itself would read, so a frame counts for more than its host copy, which is older where
+// somebody wrote without mark_dirty. Not so for `reload`.
 bool Device::bring_to_host(Region& region, bool readable) {
   const StateFile* checked = nullptr;
-  for (auto& slot : held_slots(region)) {
+  for (std::size_t index = 0; index < held_slots(region); ++index) {
+    Slot& slot = region.slots[index];
     if (slot.file != nullptr) {
       if (std::exchange(checked, slot.file.get()) == slot.file.get()) continue;
       if (!is_intact(*slot.file, region.tag)) return false;
-      continue;
+    } else if (region.pages()) {
+      if (needs_frame(region, slot) ? !readable : !slot.host_valid) return false;
+    } else {
+      const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
+      if (reads && readable && read_out(slot, slot.host.data())) continue;
+      if (!slot.host_valid) return false;
     }
-    const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
-    if (reads && readable && read_out(slot)) continue;
-    if (!slot.host_valid) return false;
   }
   return true;
 }
 
-// take(data, bytes) for the whole region, in pieces. pre: bring_to_host() said yes.
+// take(data, bytes) for the whole region, in pieces; zeros for what is in no page. False where a
+// frame could not be read after all. pre: bring_to_host() said yes.
 template <class Take>
-void Device::read_region(Region& region, Take take) const {
+bool Device::read_region(Region& region, bool readable, Take take) {
   std::vector<std::byte> staging;
-  for (const auto& slot : held_slots(region)) {
-    if (slot.file == nullptr) {
-      take(slot.host.data(), block_bytes_);
-      continue;
-    }
+  const auto read_file = [&](const Slot& slot, Bytes at, Bytes bytes) {
     staging.resize(std::min(StateWriter::kPiece, block_bytes_));
-    for (Bytes at = 0; at < block_bytes_; at += staging.size()) {
-      const Bytes piece = std::min<Bytes>(staging.size(), block_bytes_ - at);
-      slot.file->read(slot.file->tensor(region.tag), slot.file_offset + at, staging.data(), piece);
+    const StateTensor& tensor = slot.file->tensor(region.tag);
+    for (Bytes done = 0; done < bytes; done += staging.size()) {
+      const Bytes piece = std::min<Bytes>(staging.size(), bytes - done);
+      slot.file->read(tensor, slot.file_offset + at + done, staging.data(), piece);
       take(staging.data(), piece);
     }
+  };
+  const auto take_zeros = [&](Bytes bytes) {
+    staging.assign(std::min(StateWriter::kPiece, bytes), std::byte{0});
+    for (Bytes done = 0; done < bytes; done += staging.size()) {
+      take(staging.data(), std::min<Bytes>(staging.size(), bytes - done));
+    }
+  };
+  for (std::size_t index = 0; index < held_slots(region); ++index) {
+    const Slot& slot = region.slots[index];
+    if (slot.file == nullptr && region.pages() && slot.frame_valid && readable) {
+      Extent extent = staging_for(region);
+      staging.resize(extent ? 0 : block_bytes_);
+      std::byte* const into = extent ? extent.data() : staging.data();
+      if (read_out(slot, into)) {
+        take(into, block_bytes_);
+        continue;
+      }
+      if (extent) limbo_.extents.push_back(std::move(extent));  // a copy may still arrive
+      if (needs_frame(region, slot)) return false;
+    }
+    Bytes at = 0;    // in the slot
+    Bytes done = 0;  // of what is in its file
+    for (const auto& range : region.host_ranges(index)) {
+      take_zeros(range.offset - at);
+      if (slot.file != nullptr) {
+        read_file(slot, done, range.bytes);
+      } else {
+        take(range.host, range.bytes);
+      }
+      done += range.bytes;
+      at = range.offset + range.bytes;
+    }
+    take_zeros(block_bytes_ - at);
+  }
+  return true;
+}
+
+// Pinned, if there is any: ordinary memory does, too.
+Extent Device::staging_for(const Region& region) noexcept {
+  try {
+    const auto tenant = region.tenant.lock();
+    return std::move(host_pool_->allocate(tenant->job, block_bytes_, 1, host_node_).front());
+  } catch (const std::exception&) {
+    return {};
   }
 }
 
@@ -139,11 +192,10 @@ bool Device::rescue_into(const std::shared_ptr<Tenant>& tenant, const std::strin
       return false;
     }
     std::byte* to = into.data();
-    read_region(**region, [&](const std::byte* data, Bytes bytes) {
+    return read_region(**region, readable, [&](const std::byte* data, Bytes bytes) {
       std::memcpy(to, data, bytes);
       to += bytes;
     });
-    return true;
   });
 }
 
@@ -159,23 +211,34 @@ std::map<std::string, std::vector<std::byte>> Device::rescue(
 
 std::vector<std::string> Device::rescue_to(const std::shared_ptr<Tenant>& tenant,
                                            const std::string& path,
-                                           StateWriter::Metadata metadata) {
+                                           const StateWriter::Metadata& metadata) {
   return reading(tenant, [&](bool readable) {
-    std::vector<Region*> complete;
-    std::vector<StateTensor> tensors;
-    for (const auto& region : tenant->regions) {
-      if (region->policy == Policy::discard || !bring_to_host(*region, readable)) continue;
-      complete.push_back(region.get());
-      tensors.push_back({region->tag, region->bytes_held});
+    std::set<const Region*> lost;  // could not be read to their end
+    while (true) {
+      std::vector<Region*> complete;
+      std::vector<StateTensor> tensors;
+      for (const auto& region : tenant->regions) {
+        if (region->policy == Policy::discard || lost.contains(region.get()) ||
+            !bring_to_host(*region, readable)) {
+          continue;
+        }
+        complete.push_back(region.get());
+        tensors.push_back({region->tag, region->bytes_held});
+      }
+      StateWriter writer(path, metadata, std::move(tensors), 0666);
+      std::vector<std::string> tags;
+      for (Region* region : complete) {
+        if (!read_region(*region, readable,
+                         [&](const std::byte* data, Bytes bytes) { writer.write(data, bytes); })) {
+          lost.insert(region);
+          break;
+        }
+        tags.push_back(region->tag);
+      }
+      if (tags.size() < complete.size()) continue;  // once more, without it
+      writer.commit();
+      return tags;
     }
-    StateWriter writer(path, std::move(metadata), std::move(tensors), 0666);
-    std::vector<std::string> tags;
-    for (Region* region : complete) {
-      read_region(*region, [&](const std::byte* data, Bytes bytes) { writer.write(data, bytes); });
-      tags.push_back(region->tag);
-    }
-    writer.commit();
-    return tags;
   });
 }
 

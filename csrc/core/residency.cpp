@@ -71,7 +71,7 @@ Victims choose_victims(const std::vector<std::shared_ptr<Tenant>>& tenants, cons
   for (const Tenant* tenant : others_by_next_use(tenants, incoming, plan)) {
     auto slots = slots_on_device(*tenant);
     std::erase_if(slots, [&](const SlotRef& ref) {
-      return tenant->uses(*ref.region) || ref.region->pins > 0;
+      return tenant->uses(*ref.region) || !ref.region->may_leave();
     });
     candidates.insert(candidates.end(), slots.rbegin(), slots.rend());
     allowance[tenant] = plan.allowance(*tenant);
@@ -111,7 +111,7 @@ std::optional<SlotRef> next_victim(const std::vector<std::shared_ptr<Tenant>>& t
     if (!turns.is_drained(*tenant) || !comes_later) continue;
     const bool has_allowance = plan.allowance(*tenant) > 0;
     for (const auto& region : tenant->regions | std::views::reverse) {
-      if (region->pins > 0) continue;
+      if (!region->may_leave()) continue;
       for (std::size_t slot = region->slots.size(); slot-- > 0;) {
         if (region->slots[slot].frame == kNoFrame) continue;
         const Cost cost = cost_of(*region, region->slots[slot]);

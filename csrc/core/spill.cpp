@@ -3,6 +3,7 @@
 // disk, before the memory is given up; a slot refers to the file until its bytes are back and their
 // checksum is right. So whatever fails, the bytes are in one of the two, and known to be.
 #include <algorithm>
+#include <map>
 
 #include "core/device.hpp"
 
@@ -10,23 +11,99 @@ namespace weave {
 
 namespace {
 
-bool is_in_memory_only(const Slot& slot) {
-  return slot.frame == kNoFrame && slot.host_valid && slot.host;
+// In pinned memory, and there are bytes of it.
+bool is_in_memory_only(const Region& region, std::size_t slot) {
+  const Slot& one = region.slots[slot];
+  return one.frame == kNoFrame && one.host_valid && region.host_bytes(slot) > 0;
 }
 
 std::vector<SlotRef> spillable(const Tenant& tenant) {
   std::vector<SlotRef> found;
   for (const auto& region : tenant.regions) {
     for (std::size_t slot = 0; slot < region->slots.size(); ++slot) {
-      if (is_in_memory_only(region->slots[slot])) found.push_back({region, slot});
+      if (is_in_memory_only(*region, slot)) found.push_back({region, slot});
     }
   }
   return found;
 }
 
+// Memory for slots that come from files. It becomes theirs when all bytes are there.
+class Incoming {
+ public:
+  explicit Incoming(const std::vector<SlotRef>& slots) : slots_(slots), own_(slots.size()) {
+    for (const auto& ref : slots_) {
+      if (!ref.region->pages()) {
+        ++needed_;
+      } else if (!packed_.contains(ref.region.get())) {
+        const auto& packed = ref.region->packed;
+        packed_[ref.region.get()].resize(packed.size());
+        needed_ += static_cast<std::size_t>(
+            std::ranges::count_if(packed, [](const Extent& extent) { return !extent; }));
+      }
+    }
+  }
+  std::size_t extents_needed() const { return needed_; }
+  // pre: so many.
+  void place(std::vector<Extent> extents) {
+    auto next = extents.begin();
+    for (std::size_t index = 0; index < slots_.size(); ++index) {
+      if (!slots_[index].region->pages()) own_[index] = std::move(*next++);
+    }
+    for (auto& [region, fresh] : packed_) {
+      for (std::size_t index = 0; index < fresh.size(); ++index) {
+        if (!region->packed[index]) fresh[index] = std::move(*next++);
+      }
+    }
+  }
+  // Where the bytes of a slot go.
+  std::vector<Range> ranges(std::size_t index) const {
+    const auto& [region, slot] = slots_[index];
+    if (!region->pages()) return {{0, region->block_bytes, own_[index].data()}};
+    const auto& fresh = packed_.at(region.get());
+    std::vector<Range> found;
+    for (const auto& part : region->pages()->parts(slot)) {
+      const Extent& extent = fresh[part.extent] ? fresh[part.extent] : region->packed[part.extent];
+      found.push_back({part.offset, part.bytes, extent.data() + part.at});
+    }
+    return found;
+  }
+  // Returns their bytes.
+  Bytes accept() {
+    for (auto& [region, fresh] : packed_) {
+      for (std::size_t index = 0; index < fresh.size(); ++index) {
+        if (fresh[index]) region->packed[index] = std::move(fresh[index]);
+      }
+    }
+    Bytes bytes = 0;
+    for (std::size_t index = 0; index < slots_.size(); ++index) {
+      const auto& [region, number] = slots_[index];
+      Slot& slot = slots_[index].get();
+      if (own_[index]) slot.host = std::move(own_[index]);
+      slot.host_valid = true;
+      slot.file.reset();  // the last one removes the file
+      const auto whole = region->host_ranges(number);
+      for (auto& range : slot.checked) range.host = host_at(whole, range.offset);
+      bytes += region->host_bytes(number);
+    }
+    return bytes;
+  }
+
+ private:
+  static std::byte* host_at(const std::vector<Range>& whole, Bytes offset) {
+    auto holder = std::ranges::upper_bound(whole, offset, {}, &Range::offset);
+    --holder;
+    return holder->host + (offset - holder->offset);
+  }
+
+  const std::vector<SlotRef>& slots_;
+  std::size_t needed_ = 0;
+  std::vector<Extent> own_;                        // of slots that have one each
+  std::map<Region*, std::vector<Extent>> packed_;  // at the places of those that are missing
+};
+
 bool keeps_on_device(const Tenant& tenant) {
   return std::ranges::any_of(tenant.regions, [](const auto& region) {
-    return region->policy != Policy::discard && region->pins == 0 &&
+    return region->policy != Policy::discard && region->may_leave() &&
            std::ranges::any_of(region->slots,
                                [](const Slot& slot) { return slot.frame != kNoFrame; });
   });
@@ -59,27 +136,36 @@ Bytes Device::spill_slots(Tenant& tenant) {
     if (tensors.empty() || tensors.back().tag != ref.region->tag) {
       tensors.push_back({ref.region->tag});
     }
-    tensors.back().bytes += block_bytes_;
+    tensors.back().bytes += ref.region->host_bytes(ref.slot);
   }
   StateWriter writer(spill_path(spill_directory_),
                      {{"job", tenant.job}, {"tenant", tenant.name}, {"version", "1"}},
                      std::move(tensors), 0600);
-  for (const auto& ref : slots) writer.write(ref.get().host.data(), block_bytes_);
+  for (const auto& ref : slots) {
+    for (const auto& range : ref.region->host_ranges(ref.slot)) {
+      writer.write(range.host, range.bytes);
+    }
+  }
   writer.commit();
   const std::shared_ptr<const StateFile> file = writer.keep_as_temporary();
+  Bytes bytes = 0;
   Bytes offset = 0;
   const Region* last = nullptr;
   for (const auto& ref : slots) {
     if (std::exchange(last, ref.region.get()) != ref.region.get()) offset = 0;
+    const Bytes own = ref.region->host_bytes(ref.slot);
+    bytes += own;
     Slot& slot = ref.get();
     slot.file = file;
-    slot.file_offset = std::exchange(offset, offset + block_bytes_);
+    slot.file_offset = std::exchange(offset, offset + own);
     slot.host_valid = false;
     for (auto& range : slot.checked) range.host = nullptr;
     slot.host = Extent{};
   }
-  for (const auto& region : tenant.regions) region->spare.clear();  // has no contents
-  const Bytes bytes = slots.size() * block_bytes_;
+  for (const auto& region : tenant.regions) {
+    region->spare.clear();  // has no contents
+    region->drop_spilled();
+  }
   ++stats_.spills;
   stats_.bytes_spilled += bytes;
   return bytes;
@@ -101,7 +187,9 @@ void Device::load_spilled(Tenant& tenant) {
     return std::pair(a.region.get(), a.get().file.get()) <
            std::pair(b.region.get(), b.get().file.get());
   });
-  auto extents = host_pool_->allocate(tenant.job, block_bytes_, slots.size(), host_node_);
+  Incoming incoming(slots);
+  incoming.place(
+      host_pool_->allocate(tenant.job, block_bytes_, incoming.extents_needed(), host_node_));
   for (std::size_t begin = 0; begin < slots.size();) {
     const StateFile& file = *slots[begin].get().file;
     const std::string& tag = slots[begin].region->tag;
@@ -109,11 +197,14 @@ void Device::load_spilled(Tenant& tenant) {
     file.check(tag);
     ContentHash hash;
     Bytes at = 0;
-    for (; at < tensor.bytes; at += block_bytes_, ++begin) {
+    for (; at < tensor.bytes; ++begin) {
       WEAVE_ASSERT(begin < slots.size() && slots[begin].get().file_offset == at,
                    "a spilled tensor was taken apart");
-      file.read(tensor, at, extents[begin].data(), block_bytes_);
-      hash.add(extents[begin].data(), block_bytes_);
+      for (const auto& range : incoming.ranges(begin)) {
+        file.read(tensor, at, range.host, range.bytes);
+        hash.add(range.host, range.bytes);
+        at += range.bytes;
+      }
     }
     if (hash.text() != tensor.checksum) {
       refuse_state_file("its contents were changed (checksum " + hash.text() + ", written was " +
@@ -121,15 +212,8 @@ void Device::load_spilled(Tenant& tenant) {
                         file.path(), tag);
     }
   }
-  for (std::size_t index = 0; index < slots.size(); ++index) {
-    Slot& slot = slots[index].get();
-    slot.host = std::move(extents[index]);
-    slot.host_valid = true;
-    for (auto& range : slot.checked) range.host = slot.host.data() + range.offset;
-    slot.file.reset();  // the last one removes the file
-  }
   ++stats_.loads;
-  stats_.bytes_loaded += slots.size() * block_bytes_;
+  stats_.bytes_loaded += incoming.accept();
 }
 
 // The idle tenant that stopped first.
@@ -163,7 +247,7 @@ Bytes Device::spill_coldest(const void* keep, bool evict) {
   if (evict) {
     auto outs = slots_on_device(*tenant);
     std::erase_if(outs, [](const SlotRef& ref) {
-      return ref.region->pins > 0 || ref.region->policy == Policy::discard;
+      return !ref.region->may_leave() || ref.region->policy == Policy::discard;
     });
     if (!outs.empty()) transfer(outs, {}, nullptr, nullptr, 60.0);
   }

@@ -68,16 +68,23 @@ class Selection {
 std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frames_needed) {
   const auto free = static_cast<std::size_t>(frames_->available());
   if (frames_needed <= free) return {};
-  auto [victims, beyond_plan] = choose_victims(tenants_, incoming, frames_needed - free, plan_);
-  // Then its own tags that do not come in now, from the end.
-  auto own = slots_on_device(incoming);
-  std::erase_if(own,
-                [](const SlotRef& ref) { return ref.region->selected || ref.region->pins > 0; });
-  while (victims.size() < frames_needed - free && !own.empty()) {
-    victims.push_back(own.back());
-    own.pop_back();
-  }
-  if (victims.size() == frames_needed - free) {
+  std::vector<SlotRef> victims;
+  std::size_t beyond_plan = 0;
+  const auto choose = [&] {
+    auto chosen = choose_victims(tenants_, incoming, frames_needed - free, plan_);
+    victims = std::move(chosen.slots);
+    beyond_plan = chosen.beyond_plan;
+    // Then its own tags that do not come in now, from the end.
+    auto own = slots_on_device(incoming);
+    std::erase_if(
+        own, [](const SlotRef& ref) { return ref.region->selected || !ref.region->may_leave(); });
+    while (victims.size() < frames_needed - free && !own.empty()) {
+      victims.push_back(own.back());
+      own.pop_back();
+    }
+    return victims.size() == frames_needed - free;
+  };
+  if (choose() || (place_outdated(incoming) && choose())) {
     stats_.blocks_beyond_plan += beyond_plan;
     return victims;
   }
@@ -103,8 +110,8 @@ std::vector<SlotRef> Device::make_room(const Tenant& incoming, std::size_t frame
 // `entered`: regions that the tenant did not use before.
 void Device::start(Tenant& tenant, const std::vector<Region*>& entered) {
   for (Region* region : entered) {
-    if (region->keeps_host_copies()) continue;
-    for (auto& slot : region->slots) slot.host_valid = false;
+    if (!region->keeps_host_copies())
+      region->invalidate_host(0, region->slots.size() * block_bytes_);
   }
   tenant.running = true;
   tenant.last_turn = ++turns_.now;
@@ -170,8 +177,14 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
   const auto once = [&] {
     if (outgoing != nullptr) stop(*outgoing);
     try {
-      return transfer(make_room(incoming, frames_needed), ins, outgoing, &incoming,
-                      drain_timeout_s);
+      std::vector<SlotRef> outs;
+      try {
+        outs = make_room(incoming, frames_needed);
+      } catch (const DriverError&) {
+        if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+        throw;
+      }
+      return transfer(std::move(outs), ins, outgoing, &incoming, drain_timeout_s);
     } catch (const Refusal& refusal) {
       // Nothing was moved, or it was rolled back, which says itself who runs.
       if (outgoing != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
@@ -200,6 +213,11 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
 
 SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
                              const Tags& tags) {
+  return with_host_room(tenant.get(), [&] { return suspend_once(tenant, drain_timeout_s, tags); });
+}
+
+SwitchReport Device::suspend_once(const std::shared_ptr<Tenant>& tenant, double drain_timeout_s,
+                                  const Tags& tags) {
   const Foreground lock(*this);
   require_open();
   const ContextScope scope(*context_);
@@ -223,6 +241,9 @@ SwitchReport Device::suspend(const std::shared_ptr<Tenant>& tenant, double drain
     return report;
   }
   require_unpinned(*tenant, leaving);
+  for (Region* region : leaving) {
+    if (region->pages_outdated()) place_pages(*region, std::nullopt);
+  }
   Selection selection(*tenant);
   if (goes_on) {
     for (Region* region : leaving) region->selected = false;

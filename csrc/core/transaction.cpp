@@ -1,9 +1,11 @@
 #include "core/transaction.hpp"
 
 #include <algorithm>
-#include <optional>
+#include <iterator>
 #include <set>
 #include <utility>
+
+#include "core/chunking.hpp"
 
 namespace weave {
 
@@ -21,21 +23,6 @@ int fill_of(const Region& region) {
   return fill == Fill::none ? -1 : fill == Fill::zero ? 0 : kPoison;
 }
 
-Bytes sum(const std::vector<Range>& ranges) {
-  Bytes bytes = 0;
-  for (const auto& range : ranges) bytes += range.bytes;
-  return bytes;
-}
-
-// The part of `range` in [begin, end), as a chunk of a frame whose home is `home`.
-std::optional<Chunk> part_of(const Range& range, Bytes begin, Bytes end, cu::DevicePtr home) {
-  const Bytes from = std::max(range.offset, begin);
-  const Bytes to = std::min(range.offset + range.bytes, end);
-  if (from >= to) return std::nullopt;
-  return Chunk{home + from, range.host == nullptr ? nullptr : range.host + (from - range.offset),
-               to - from};
-}
-
 }  // namespace
 
 Transaction::Transaction(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins) {
@@ -43,6 +30,7 @@ Transaction::Transaction(const std::vector<SlotRef>& outs, const std::vector<Slo
     const Slot& slot = ref.get();
     const bool copies = ref.region->policy != Policy::discard && !slot.host_valid;
     WEAVE_ASSERT(!copies || slot.frame_valid, "a slot whose bytes are nowhere leaves");
+    WEAVE_ASSERT(!ref.region->pages_outdated(), "a slot leaves and nobody knows its pages");
     outs_.push_back({ref, slot.frame, copies, ref.region->ranges(ref.slot)});
     block_bytes_ = ref.region->block_bytes;
     if (slot.host_valid) outs_.back().bytes_copied = block_bytes_;
@@ -80,8 +68,8 @@ void Transaction::run(const Tools& tools, SwitchReport& report) {
   const auto now = tools.driver.table.now_ns;
   Bytes bytes_out = 0;
   Bytes bytes_in = 0;
-  for (const auto& out : outs_) bytes_out += out.copies ? sum(out.ranges) : 0;
-  for (const auto& in : ins_) bytes_in += sum(in.ranges);
+  for (const auto& out : outs_) bytes_out += out.copies ? bytes_of(out.ranges) : 0;
+  for (const auto& in : ins_) bytes_in += bytes_of(in.ranges);
 
   const std::int64_t started = now();
   unmap_outs();
@@ -133,19 +121,11 @@ void Transaction::assign_frames(const Tools& tools) {
 
 Transaction::Plan Transaction::plan_copies(const Tools& tools, Bytes chunk) {
   Plan plan;
-  const auto split = [&](const std::vector<Range>& ranges, FrameId frame, const auto& take) {
-    for (const auto& range : ranges) {
-      for (Bytes from = range.offset / chunk * chunk; from < range.offset + range.bytes;
-           from += chunk) {
-        const auto part = part_of(range, from, from + chunk, tools.frames.home(frame));
-        take(*part, part->device + part->bytes - tools.frames.home(frame));
-      }
-    }
-  };
+  plan.chunk = chunk;
   for (std::size_t index = 0; index < outs_.size(); ++index) {
     Out& out = outs_[index];
     if (!out.copies) continue;
-    split(out.ranges, out.frame, [&](const Chunk& part, Bytes end) {
+    cut(out.ranges, chunk, tools.frames.home(out.frame), [&](const Chunk& part, Bytes end) {
       out.last_chunk = static_cast<int>(plan.outs.size());
       plan.outs.push_back(part);
       plan.out_owner.push_back(index);
@@ -165,7 +145,7 @@ Transaction::Plan Transaction::plan_copies(const Tools& tools, Bytes chunk) {
         --after;
       }
     }
-    split(ranges, in.frame, [&](Chunk part, Bytes end) {
+    cut(ranges, chunk, tools.frames.home(in.frame), [&](Chunk part, Bytes end) {
       // On one grid: the outgoing chunks before `end` are those that end there or earlier.
       while (after >= 0 && after < last && plan.out_end[static_cast<std::size_t>(after)] < end) {
         ++after;
@@ -185,7 +165,7 @@ void Transaction::copy(const Tools& tools, Bytes chunk) {
   const Plan plan = plan_copies(tools, chunk);
   CopyEngine::Progress progress;
   try {
-    tools.engine.run(plan.outs, plan.ins, progress);
+    tools.engine.run(plan.outs, plan.ins, progress, {.batch_bytes = chunk});
   } catch (...) {
     note_progress(plan, progress);
     throw;
@@ -271,17 +251,22 @@ void Transaction::forget(const Tenant& tenant, Limbo& limbo) noexcept {
   const auto is_its = [&](const auto& part) {
     return part.ref.region->tenant.lock().get() == &tenant;
   };
+  const auto take_extents = [&](const SlotRef& ref) {
+    if (ref.get().host) limbo.extents.push_back(std::move(ref.get().host));
+    std::ranges::move(ref.region->packed, std::back_inserter(limbo.extents));
+    ref.region->packed.clear();
+  };
   for (auto& in : ins_) {
     if (!is_its(in)) continue;
     in.mapping = Mapping{};
     if (in.from_pool) limbo.frames.push_back(in.frame);
-    if (in.ref.get().host) limbo.extents.push_back(std::move(in.ref.get().host));
+    take_extents(in.ref);
   }
   for (auto& out : outs_) {
     if (!is_its(out)) continue;
     limbo.frames.push_back(std::exchange(out.ref.get().frame, kNoFrame));
     out.ref.get().frame_valid = false;
-    if (out.ref.get().host) limbo.extents.push_back(std::move(out.ref.get().host));
+    take_extents(out.ref);
   }
   std::erase_if(ins_, is_its);
   std::erase_if(outs_, is_its);

@@ -80,6 +80,7 @@ class Transaction {
   // The chunks of both directions. Those of one frame lie on one grid, so that an incoming one
   // waits for exactly the outgoing ones whose bytes it overwrites.
   struct Plan {
+    Bytes chunk = 0;  // the grid
     std::vector<Chunk> outs, ins;
     std::vector<std::size_t> out_owner, in_owner;  // index of the Out or In of each
     std::vector<Bytes> out_end, in_end;            // where each ends in its slot

@@ -73,7 +73,7 @@ void Transaction::run_noted(const Tools& tools, const Plan& plan, std::span<cons
     note_progress(plan, progress);
   };
   try {
-    tools.engine.run(outs, ins, progress);
+    tools.engine.run(outs, ins, progress, {.batch_bytes = plan.chunk});
   } catch (...) {
     note();
     throw;

@@ -81,6 +81,20 @@ inline constexpr int kAccessNone = 0;
 inline constexpr int kAccessRead = 1;
 inline constexpr int kAccessReadWrite = 3;
 
+// How the copies of a batch are made (CUmemcpyAttributes).
+struct MemcpyAttributes {
+  int source_order;         // kSourceOrderStream
+  MemLocation source_hint;  // of managed and pageable memory only
+  MemLocation target_hint;
+  unsigned flags;
+};
+// The source is read in stream order, like that of a single copy. The other orders let the driver
+// read it earlier.
+inline constexpr int kSourceOrderInvalid = 0;
+inline constexpr int kSourceOrderStream = 1;
+inline constexpr int kSourceOrderDuringCall = 2;
+inline constexpr int kSourceOrderAny = 3;
+
 inline constexpr int kGranularityMinimum = 0;
 
 inline constexpr int kAttributeIntegrated = 18;

@@ -63,6 +63,7 @@ using cu::Graph;
 using cu::HostFunction;
 using cu::MemAccessDesc;
 using cu::MemAllocationProp;
+using cu::MemcpyAttributes;
 using cu::Module;
 using cu::Status;
 using cu::Stream;

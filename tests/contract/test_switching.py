@@ -120,3 +120,43 @@ def test_one_failing_call_is_undone(pair: tuple[Trainer, Trainer], call: str) ->
     assert second.intact()
     second.tenant.switch(first.tenant)
     assert first.intact()
+
+
+def test_small_pages_move_together_and_are_exact(shared: Device) -> None:
+    """Where the driver copies batches: fewer calls than pages. Everywhere: the same bytes."""
+    block, page = shared.block_bytes, 256
+    engine, other = Tenant(shared, "engine", tags={"kv_cache": "keep"}), Tenant(shared, "other")
+    pinned = shared.host_pool.bytes_used
+    engine.resume()
+    caches: list[torch.Tensor] = []
+    engine.page_table("kv_cache", lambda: engine.pages(caches[0], used))
+    caches.append(engine.empty((8 * block // page, page), torch.uint8, "kv_cache"))
+    cache = caches[0]
+    assert shared.host_pool.bytes_used == pinned
+    generator = torch.Generator().manual_seed(3)
+    used = torch.randperm(cache.shape[0], generator=generator)[:200].sort().values.tolist()
+    engine.release()
+    other.resume()
+    noise = other.empty((BLOCKS * block,), torch.uint8, "scratch")
+    other.switch(engine)
+    for turn in range(3):
+        expected = torch.randint(0, 256, (len(used), page), dtype=torch.uint8, generator=generator)
+        cache[used] = expected.to(cache.device)
+        before = _core.call_counts(shared.kind)
+        assert engine.switch(other).bytes_out == len(used) * page
+        noise.fill_(turn + 1)
+        assert other.switch(engine).bytes_in == len(used) * page
+        after = _core.call_counts(shared.kind)
+        assert torch.equal(cache[used].cpu(), expected)
+        calls = {
+            name: after[f"memcpy_{name}_async"] - before[f"memcpy_{name}_async"]
+            for name in ("dtoh", "htod", "batch")
+        }
+        if calls["batch"] > 0:
+            assert sum(calls.values()) < len(used)
+    used_bytes = shared.host_pool.bytes_used - pinned
+    assert used_bytes == -(-len(used) * page // block) * block
+    del cache, noise
+    caches.clear()
+    engine.close()
+    other.close()

@@ -8,6 +8,16 @@
 
 #include "driver/table.hpp"
 
+// Two signatures have this name: the table has the first one, which newer headers declare as a type
+// only. Headers before 12.8 know neither.
+#if CUDA_VERSION >= 13000
+#include <cudaTypedefs.h>
+#undef cuMemcpyBatchAsync
+extern "C" std::remove_pointer_t<PFN_cuMemcpyBatchAsync_v12080> cuMemcpyBatchAsync;
+#elif CUDA_VERSION < 12080
+extern "C" std::remove_pointer_t<decltype(weave::cu::Table::memcpy_batch_async)> cuMemcpyBatchAsync;
+#endif
+
 namespace {
 
 namespace cu = weave::cu;
@@ -94,6 +104,15 @@ static_assert(sizeof(cu::MemAccessDesc) == sizeof(CUmemAccessDesc));
 static_assert(offsetof(cu::MemAccessDesc, location) == offsetof(CUmemAccessDesc, location));
 static_assert(offsetof(cu::MemAccessDesc, flags) == offsetof(CUmemAccessDesc, flags));
 
+#if CUDA_VERSION >= 12080
+using Attributes = cu::MemcpyAttributes;
+static_assert(sizeof(Attributes) == sizeof(CUmemcpyAttributes));
+static_assert(offsetof(Attributes, source_order) == offsetof(CUmemcpyAttributes, srcAccessOrder));
+static_assert(offsetof(Attributes, source_hint) == offsetof(CUmemcpyAttributes, srcLocHint));
+static_assert(offsetof(Attributes, target_hint) == offsetof(CUmemcpyAttributes, dstLocHint));
+static_assert(offsetof(Attributes, flags) == offsetof(CUmemcpyAttributes, flags));
+#endif
+
 constexpr bool is(auto ours, auto theirs) {
   return static_cast<long long>(ours) == static_cast<long long>(theirs);
 }
@@ -148,6 +167,13 @@ static_assert(is(cu::kAttributeGpuDirectRdmaWithVmm,
 #if CUDA_VERSION >= 12090
 static_assert(is(cu::kAttributeMpsEnabled, CU_DEVICE_ATTRIBUTE_MPS_ENABLED));
 static_assert(is(cu::kAttributeHostNumaId, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
+#endif
+
+#if CUDA_VERSION >= 12080
+static_assert(is(cu::kSourceOrderInvalid, CU_MEMCPY_SRC_ACCESS_ORDER_INVALID));
+static_assert(is(cu::kSourceOrderStream, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM));
+static_assert(is(cu::kSourceOrderDuringCall, CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL));
+static_assert(is(cu::kSourceOrderAny, CU_MEMCPY_SRC_ACCESS_ORDER_ANY));
 #endif
 
 static_assert(is(cu::kStreamDefault, CU_STREAM_DEFAULT));

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -65,7 +66,8 @@ struct Patterned {
   std::shared_ptr<Region> keep, discard;
   std::vector<std::shared_ptr<Span>> spans;
   unsigned seed = 0;
-  Bytes bytes = 0;  // of `keep`, from its start, that carry the pattern
+  Bytes bytes = 0;           // of `keep`, from its start, that carry the pattern
+  std::vector<Piece> pages;  // if there are any: only these bytes are compared
 
   unsigned char byte_at(Bytes offset) const {
     return static_cast<unsigned char>((offset * 2654435761u + seed * 97u) >> 7);
@@ -96,10 +98,15 @@ struct Patterned {
     return matches(data);
   }
   bool matches(const unsigned char* data) const {
-    for (Bytes offset = 0; offset < bytes; ++offset) {
-      if (data[offset] != byte_at(offset)) return false;
-    }
-    return true;
+    const auto is_exact = [&](Bytes begin, Bytes end) {
+      for (Bytes offset = begin; offset < end; ++offset) {
+        if (data[offset] != byte_at(offset)) return false;
+      }
+      return true;
+    };
+    if (pages.empty()) return is_exact(0, bytes);
+    return std::ranges::all_of(
+        pages, [&](const Piece& page) { return is_exact(page.offset, page.offset + page.bytes); });
   }
   // What rescue() gave of this tenant is exact, whether or not `keep` is in it.
   bool matches(const std::map<std::string, std::vector<std::byte>>& saved) const {

@@ -260,15 +260,63 @@ TEST(sweep_verified_switch) {
          [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
 }
 
+// Of a's eight blocks pages of 300 bytes are in use: several in a block, some in two of them.
+void use_pages(Pair& pair) {
+  pair.a.pages.clear();
+  for (Bytes at = 40; at + 300 <= 6 * kBlock; at += 900) pair.a.pages.push_back({at, 300});
+  pair.device->set_pages(pair.a.keep, pair.a.pages);
+}
+
 TEST(sweep_paged_switch) {
-  // Of a's eight blocks the pages in use end in the middle of the sixth.
-  sweep({"paged",
-         [](Pair& pair) {
-           pair.attach_both();
-           pair.a.bytes = 5 * kBlock + 100;
-           pair.device->set_pages(pair.a.keep, {{{2 * kBlock, 3 * kBlock + 100}, {0, 2 * kBlock}}});
+  const auto prepare = [](Pair& pair) {
+    pair.attach_both();
+    use_pages(pair);
+  };
+  sweep({"pages out", prepare,
+         [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+  sweep({"pages in",
+         [&](Pair& pair) {
+           prepare(pair);
+           pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+         },
+         [](Pair& pair) { pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60); }});
+  sweep({"verified",
+         [&](Pair& pair) {
+           prepare(pair);
+           pair.device->set_verify(true);
          },
          [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+  sweep({"pages read", prepare,
+         [](Pair& pair) { CHECK(pair.a.matches(pair.device->rescue(pair.a.tenant))); }, false});
+}
+
+TEST(sweep_page_tables) {
+  // a has a third tag of three blocks, none of which has a page yet.
+  const auto prepare = [](Pair& pair) {
+    pair.attach_both();
+    use_pages(pair);
+    const auto cache = pair.device->region(pair.a.tenant, "other", Policy::keep, 0);
+    pair.device->set_pages(cache, std::vector<Piece>{});
+    pair.extra = pair.device->allocate(cache, 3 * kBlock, 512);
+    pair.device->host_pool()->trim();  // what was given back is not there to be taken again
+  };
+  sweep({"set pages", prepare, [](Pair& pair) {
+           pair.device->resume(pair.a.tenant, 60);
+           pair.device->set_pages(pair.extra->region(), {{{0, 700}, {900, 2 * kBlock}}});
+         }});
+  // Nobody says which of them are in use: pinned memory for all of it is taken in the switch.
+  sweep({"no pages",
+         [&](Pair& pair) {
+           prepare(pair);
+           pair.device->forget_pages(pair.extra->region());
+         },
+         [](Pair& pair) { pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60); }});
+  sweep({"none out",
+         [&](Pair& pair) {
+           prepare(pair);
+           pair.device->forget_pages(pair.extra->region());
+         },
+         [](Pair& pair) { pair.device->suspend(pair.a.tenant, 60); }});
 }
 
 TEST(sweep_tags) {
