@@ -6,7 +6,7 @@ and `map` the two rules, `plan` the choice between them, `members` who may come 
 """
 
 from weave_rt.overlay.cycle import Switch, Turn, cyclic_order, run_cycle
-from weave_rt.overlay.fewest import closed_form_window, moving_blocks
+from weave_rt.overlay.fewest import check_feasible, closed_form_window, moving_blocks
 from weave_rt.overlay.live import RegionBlocks, quotas, tenant_blocks
 from weave_rt.overlay.map import Moved, ResidencyMap
 from weave_rt.overlay.members import Planner, admit
@@ -36,6 +36,7 @@ __all__ = [
     "Usable",
     "admit",
     "blocks_of",
+    "check_feasible",
     "closed_form_window",
     "cyclic_order",
     "make_plan",
