@@ -143,7 +143,11 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def pop_metrics(self) -> dict[str, float]:
         """Sums since the last call: seconds per phase, ``permit_wait``, ``resume``, and
-        ``weave/...`` counts and bytes. What was not measured is absent."""
+        ``weave/...`` counts and bytes. What was not measured is absent. Not sums are
+        ``weave/weight_version``, ``weave/pinned_bytes``, and, by pool,
+        ``weave/unmanaged_running_bytes/POOL`` and ``weave/unmanaged_sleeping_bytes/POOL``: what the
+        job takes of a device outside regions, as recorded (`weave_rt.unmanaged`);
+        ``weave/unmanaged_excesses`` counts the phases that took more."""
 
     @abc.abstractmethod
     def progress(self, done: int, total: int) -> None:

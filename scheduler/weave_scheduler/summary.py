@@ -25,6 +25,7 @@ __all__ = [
     "measured",
     "summarise",
     "switch_rows",
+    "unmanaged",
 ]
 
 
@@ -180,7 +181,7 @@ def _job_row(runs: Runs, job: JobSpec, prices: Prices | None) -> dict[str, Any]:
             "cold_starts": _count(metrics, "weave/cold_starts"),
             "torch_threads": record.torch_threads,
             "state_bytes": record.state_bytes or None,
-            "unmanaged": _unmanaged(metrics) or None,
+            "unmanaged": unmanaged(metrics) or None,
         }
     )
 
@@ -287,8 +288,8 @@ def _seconds(slices: Iterable[SliceRecord], kind: str, job: str) -> Iterable[flo
     return (one.seconds for one in slices if one.kind == kind and one.job == job)
 
 
-def _unmanaged(metrics: Mapping[str, float]) -> dict[str, dict[str, int]]:
-    """What the job took of a device of each pool outside regions, as recorded."""
+def unmanaged(metrics: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    """What a job took of a device of each pool outside regions, as recorded, from its metrics."""
     found: dict[str, dict[str, int]] = {}
     for pool in POOLS:
         for when in ("running", "sleeping"):
