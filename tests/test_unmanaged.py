@@ -15,7 +15,7 @@ import weave_rt
 from weave_rt import Device, Job, LocalRuntime, Slice, UsageError, _core
 from weave_rt.errors import GrowthRefused, UsableBytesWarning
 from weave_rt.overlay import Unmanaged, usable_frames
-from weave_rt.unmanaged import pinned_records
+from weave_rt.unmanaged import _Account, _Phase, pinned_records
 
 SPEC = "emulated:h20?scale=4096&speed=50&capacity=2MiB&context=64KiB&unmanaged=32KiB&seed=1"
 BLOCK = 16384
@@ -344,3 +344,16 @@ def test_on_a_device_in_both_pools_the_larger_figures_hold() -> None:
     both = {"rollout": (POOL,), "train": (POOL,)}
     assert pinned_records("a", sizes, both) == {POOL: Unmanaged("a", 9, 4)}
     assert pinned_records("a", None, both) == {}
+
+
+def test_a_new_peak_of_torchs_allocator_is_exact(bench: Bench) -> None:
+    """What it has and has had at most, at both ends of a phase; only a new peak is this phase's."""
+    desk = bench.runtime._outside._desks[POOL]
+    account = _Account(Unmanaged("a"))
+    book = bench.runtime._outside._book
+    assert book(desk, account, _Phase("a", 100, 100, (1000, 5000)), 150, (1050, 5000)) is None
+    assert account.record == Unmanaged("a", 50, 50)
+    book(desk, account, _Phase("a", 150, 150, (1050, 5000)), 150, (1050, 7050))
+    assert account.record == Unmanaged("a", 50 + 6000, 50)
+    book(desk, account, _Phase("a", 150, 9000, (1050, 7050)), 150, None)  # it went away
+    assert account.record == Unmanaged("a", 50 + 8850, 50)

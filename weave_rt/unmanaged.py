@@ -81,15 +81,15 @@ class _Phase:
     """The one that runs on a device."""
 
     job: str
-    began: int  # bytes outside, as `_outside` says
+    began: int  # bytes outside regions beyond the floor, here and at most
     peak: int
-    torch: tuple[int, int] | None
+    torch: tuple[int, int] | None  # as `_torch_peak` says, at the begin
 
 
 @dataclass(slots=True)
 class _Desk:
     device: Device
-    opened: int  # bytes that blocks may use where nothing is taken
+    opened: int  # bytes that blocks may use where nobody takes anything
     floor: int  # taken by whomever when the runtime started
     usable: int  # as the core was told last
     base: int = 0  # taken since, by nobody's phase
