@@ -9,11 +9,16 @@ import pytest
 from test_cli import weave
 
 from weave_rt.errors import DoesNotFit
-from weave_scheduler.devices import listed_gpus, usable_bytes
+from weave_scheduler.devices import listed_gpus, open_devices, usable_bytes
 from weave_scheduler.document import SpecError
 from weave_scheduler.laws import Constant, Lognormal
 from weave_scheduler.model import Gpu, Group, Member, Need, Node, Placement, PoolModel, common_job
-from weave_scheduler.policies.memory import memory_mistake, summed_host_bytes, too_large_alone
+from weave_scheduler.policies.memory import (
+    memory_mistake,
+    stored_bytes,
+    summed_host_bytes,
+    too_large_alone,
+)
 from weave_scheduler.policies.residency import PlannedResidency, residency_of
 from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.residency import cycle_of, device_records, plan_nodes, switch_costs, tenth_s
@@ -200,24 +205,57 @@ class TestCycle:
 
 
 class TestAdmission:
-    def test_only_what_must_leave_needs_host_memory(self):
-        # 60 + 60 on 98: 22 of each must leave, not 120.
+    def test_all_that_is_kept_has_a_place_on_the_host(self):
+        # 60 + 60 on 98: 22 of each move, and the core has taken a place for every block.
         group = group_of(keep(60 * GB), keep(60 * GB))
         planned = PlannedResidency(pools_of())
-        assert planned("rollout", group.members) == 44 * GB
-        assert summed_host_bytes("rollout", group.members) == 120 * GB
-        tight = pools_of(host_bytes=50 * GB)
-        assert memory_mistake(group, tight, "b", equal=True, residency=planned) is None
-        said = memory_mistake(group, tight, "b", equal=True)
-        assert "would hold 120 GB of 50 GB" in said
+        assert planned("rollout", group.members) == 120 * GB
+        tight = pools_of(host_bytes=119 * GB)
+        said = memory_mistake(group, tight, "b", equal=True, residency=planned)
+        assert said == "rollout:0 would hold 120 GB of 119 GB host memory"
+        enough = pools_of(host_bytes=120 * GB)
+        assert memory_mistake(group, enough, "b", equal=True, residency=planned) is None
+        assert "120 GB of 120 GB" in memory_mistake(
+            group, enough, "b", equal=False, residency=planned
+        )
 
     def test_restart_sets_are_added_whole(self):
         group = group_of(keep(60 * GB), keep(60 * GB), restart=True)
-        assert PlannedResidency(pools_of())("rollout", group.members) == (44 + 120) * GB
+        assert PlannedResidency(pools_of())("rollout", group.members) == (120 + 120) * GB
 
-    def test_reloaded_bytes_are_on_the_host_anyway(self):
-        group = group_of(Need(30 * GB, 40 * GB, 10 * GB), keep(10 * GB))
-        assert PlannedResidency(pools_of())("rollout", group.members) == 20 * GB
+    def test_what_is_reloaded_has_two_places_and_what_is_discarded_none(self):
+        need = Need(30 * GB, 40 * GB, 10 * GB, spare_bytes=20 * GB)
+        group = group_of(need, keep(10 * GB))
+        assert PlannedResidency(pools_of())("rollout", group.members) == (10 + 20 + 20 + 10) * GB
+        assert summed_host_bytes("rollout", group.members) == 60 * GB
+
+    def test_it_is_counted_in_whole_blocks_of_each_gpu(self):
+        group = group_of(keep(801 * MB))
+        assert PlannedResidency(pools_of())("rollout", group.members) == 900 * MB
+        assert PlannedResidency(pools_of(gpus=8))("rollout", group.members) == 1600 * MB
+        alone = too_large_alone(group.members[0].job, pools_of(host_bytes=850 * MB), 1, equal=True)
+        assert alone == "a rollout node would hold 900 MB of 850 MB host memory"
+
+    def test_it_is_what_the_core_takes(self, open_checked):
+        """A tenant of each kind, which has published: its places in the pinned pool."""
+        device = open_checked("emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1")
+        block = device.block_bytes
+        core = device.add_tenant("a")
+        core.resume()
+        sizes = {"weights": ("keep", 5), "buffers": ("reload", 3), "kv_cache": ("discard", 4)}
+        spans = [
+            core.region(tag, policy).allocate(blocks * block - 100)
+            for tag, (policy, blocks) in sizes.items()
+        ]
+        core.suspend()
+        publication = core.publish()
+        publication.abort()
+        gpu = Gpu("small", 2 << 20, block, 0, 1e9, 1e9, 0.8)
+        kept, reloaded, discarded = (blocks * block for _, blocks in sizes.values())
+        need = Need(kept + reloaded, kept + reloaded + discarded, kept, spare_bytes=reloaded)
+        assert stored_bytes(need, Node(1, 1.0, 0, gpu=gpu)) == 11 * block
+        assert device.host_pool.stats()["bytes_used"] == 11 * block
+        del spans, publication
 
     def test_sleeping_processes_take_from_everybody(self):
         need = replace(keep(90 * GB), residual_bytes=5 * GB, running_bytes=5 * GB)
@@ -298,6 +336,84 @@ class TestRun:
         switches = [one for one in record["switches"] if "rollout:0" in one["devices"]]
         sizes = [max(one["bytes_in"], one["bytes_out"]) * 65536 / GB for one in switches]
         assert 14 < max(sizes[9:]) < 16, sizes
+        # What is pinned is the record; where nothing is, it is measured.
+        found = [job["unmanaged"] for job in record["jobs"]]
+        assert [one["rollout"]["running"] for one in found] == [3 * GB // 65536, 2 * GB // 65536, 0]
+        assert found[0]["rollout"]["sleeping"] == GB // 65536
+        assert all(one["train"] == {"running": 0, "sleeping": 0} for one in found)
+        assert "unmanaged" not in record
+
+
+HOST = """
+version: 1
+{host}
+nodes: {{rollout: {{price: 1, host_memory: {memory}, count: 1}}, train: {{price: 1}}}}
+devices:
+  rollout: ["emulated:h20?scale=65536&speed=9000&seed=1"]
+  train: ["emulated:h800?scale=65536&speed=9000&seed=1"]
+jobs:
+  - {{name: a, kind: synthetic, iterations: 2, state: {{rollout: {{weights: 20GB, kv_cache: 5GB}}}},
+     phases: {{rollout: 90s, train: 9s}}}}
+  - {{name: b, kind: synthetic, iterations: 2, state: {{rollout: {{weights: 20GB}}}},
+     phases: {{rollout: 90s, train: 9s}}}}
+"""
+
+
+class TestHostMemoryOfNodes:
+    def path(self, tmp_path, memory, host=""):
+        path = tmp_path / "spec.yaml"
+        path.write_text(HOST.format(memory=memory, host=host))
+        return path
+
+    def test_plan_and_run_refuse_the_same(self, tmp_path):
+        path = self.path(tmp_path, "39GB")
+        record = json.loads(weave("plan", path, "--json").stdout)
+        assert [one["jobs"] for one in record["groups"]] == [["a"]]
+        (waiting,) = record["waiting"]
+        assert waiting["job"] == "b"
+        assert "no group takes it" in waiting["reason"]
+        done = weave("run", path)
+        assert done.returncode == 2
+        (line,) = done.stderr.strip().splitlines()
+        assert line.endswith(
+            "spec.yaml:4: nodes.rollout.host_memory: the jobs on rollout:0 need 40.3 GB of host"
+            " memory for what they keep, the node has 39 GB; run fewer or smaller jobs, or give it"
+            " more"
+        )
+
+    def test_plan_and_run_admit_the_same(self, tmp_path):
+        path = self.path(tmp_path, "41GB")
+        record = json.loads(weave("plan", path, "--json").stdout)
+        assert [one["jobs"] for one in record["groups"]] == [["a", "b"]]
+        (row,) = (one for one in record["groups"][0]["memory"] if one["node"] == "rollout:0")
+        assert row["host_bytes"] <= row["host_capacity"] == 41 * GB
+        assert weave("run", path).returncode == 0
+
+    def test_each_alone_fits_where_both_do_not(self, tmp_path):
+        assert weave("run", self.path(tmp_path, "39GB"), "--solo").returncode == 0
+        assert weave("run", self.path(tmp_path, "19GB"), "--solo").returncode == 2
+
+    @pytest.mark.parametrize(
+        ("host", "rollout", "train"),
+        [
+            ("", 64, None),
+            ("host: {budget: 100GB}", 64, 100),
+            ("host: {budget: 64GB}", 64, 64),
+            ("host: {budget: 10GB}", 10, 10),
+        ],
+    )
+    def test_the_pools_of_the_devices_hold_it(self, tmp_path, host, rollout, train):
+        loaded = parse_spec(HOST.format(memory="64GB", host=host))
+        opened = open_devices(loaded, lambda text: None)
+        try:
+            one, two = (opened.pools[pool][0].host_pool for pool in ("rollout", "train"))
+            assert one.budget_bytes == rollout * GB // 65536
+            if train is not None:
+                assert two.budget_bytes == train * GB // 65536
+            else:
+                assert two.budget_bytes > 64 * GB // 65536  # what the host has
+        finally:
+            opened.close()
 
 
 def test_a_decision_with_known_gpus_is_made_again(tmp_path):

@@ -53,6 +53,8 @@ def test_a_profile_says_what_each_phase_takes_and_holds(profiled):
     assert len(rollout["law"]["values_s"]) == 3
     scale = 1024 * 8  # bytes come in whole words of the device
     assert first["bytes"]["train"]["optimizer"] == pytest.approx(2e9, abs=scale)
+    nothing = {"running": 0, "sleeping": 0}
+    assert first["unmanaged"] == {"rollout": nothing, "train": nothing}
     assert "limit_s" not in second["phases"]["train"]  # its law has no max
     assert "tokens" not in first
 
@@ -68,6 +70,22 @@ def test_a_plan_takes_the_measured_laws(profiled):
     )
     assert models["a"].train_need.host_bytes == record["jobs"][0]["bytes"]["train"]["optimizer"]
     assert models["b"].solo_max_s == 11  # not in this profile: as the spec says
+
+
+def test_a_plan_takes_what_was_measured_outside_regions(profiled):
+    _, _, record = profiled
+    spec = SPEC.replace("name: b", "name: c").replace("cv: 0.1}", "cv: 0.1, max: 11s}")
+    spec = spec.replace(
+        "    state: {rollout: {weights: 1GB",
+        "    unmanaged: {train: {running: 70MB}}\n    state: {rollout: {weights: 1GB",
+    )
+    job = {**record["jobs"][0], "unmanaged": {"rollout": {"running": 9, "sleeping": 4}}}
+    profile = parse_profile({**record, "jobs": [job]})
+    model = next(j for j in job_models(with_profile(parse_spec(spec), profile)) if j.name == "a")
+    assert (model.rollout_need.running_bytes, model.rollout_need.residual_bytes) == (9, 4)
+    assert model.train_need.running_bytes == 70_000_000  # as the spec says
+    plain = next(j for j in job_models(parse_spec(spec)) if j.name == "a")
+    assert plain.rollout_need.running_bytes == 0
 
 
 def test_plan_and_run_read_the_file(profiled, capsys):
@@ -107,6 +125,16 @@ WRONG = [
     ({"version": 2}, "version: 2 is not known; allowed: 1"),
     ({"jobs": {}}, "jobs: must be a list"),
     ({"jobs": [{}]}, "jobs.0.name: is missing"),
+    ({"jobs": [{"name": "a", "unmanaged": []}]}, "jobs.0.unmanaged: must be a mapping"),
+    ({"jobs": [{"name": "a", "unmanaged": {"tpu": {}}}]}, "jobs.0.unmanaged.tpu: is no pool"),
+    (
+        {"jobs": [{"name": "a", "unmanaged": {"train": {"running": 1, "sleeping": 2}}}]},
+        "jobs.0.unmanaged.train: sleeping is more than running",
+    ),
+    (
+        {"jobs": [{"name": "a", "unmanaged": {"train": {"running": -1}}}]},
+        "jobs.0.unmanaged.train.running",
+    ),
     ({"jobs": [{"name": "a", "phases": {"roll": {}}}]}, "jobs.0.phases.roll: {} is no measured"),
     ({"jobs": [{"name": "a", "phases": {"train": {"law": -1}}}]}, "jobs.0.phases.train.law: -1"),
     ({"jobs": [{"name": "a", "bytes": {"cpu": {}}}]}, "jobs.0.bytes.cpu: is no pool"),

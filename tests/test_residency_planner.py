@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from weave_rt.benchmarks.bruteforce import LARGEST, least_copies, random_instance
-from weave_rt.errors import DoesNotFit, GrowthRefused, HostMemoryError, UsageError
+from weave_rt.errors import DoesNotFit, GrowthRefused, UsageError
 from weave_rt.overlay import (
     Link,
     Planner,
@@ -17,6 +18,7 @@ from weave_rt.overlay import (
     ResidencyMap,
     TenantBlocks,
     Unmanaged,
+    admit,
     closed_form_window,
     cyclic_order,
     make_plan,
@@ -264,74 +266,36 @@ class TestFrames:
 
 
 class TestMembers:
-    planner = Planner(100, GB, LINK, host_blocks=100)
-
-    def test_join_and_leave(self):
-        two = self.planner.join(tenants_of(60), TenantBlocks("b", 60, phase_s=1e6))
-        assert two.excess == 20
-        one = self.planner.leave(two.tenants, "a")
-        assert [tenant.name for tenant in one.tenants] == ["b"]
-        assert one.movable == (0,)
-        with pytest.raises(UsageError, match="'z'"):
-            self.planner.leave(two.tenants, "z")
-
-    def test_one_that_is_too_large_may_not_join(self):
-        with pytest.raises(DoesNotFit, match="tenant b has 101 blocks") as caught:
-            self.planner.join(tenants_of(60), TenantBlocks("b", 101))
-        assert (caught.value.tenant, caught.value.blocks_needed, caught.value.frames) == (
-            "b",
-            101,
-            100,
-        )
-
-    def test_the_host_pool_must_take_what_must_leave(self):
+    def test_the_planner_plans_as_it_was_told(self):
         three = tenants_of(60, 60, 60)
-        # Least stall would want places for 180 blocks; moving the fewest needs 3 x 40.
-        enough = Planner(100, GB, LINK, host_blocks=120)
-        assert enough.plan(three).kind == "fewest-bytes"
-        assert Planner(100, GB, LINK).plan(three).kind == "least-stall"
-        short = Planner(100, GB, LINK, host_blocks=119)
-        with pytest.raises(HostMemoryError) as caught:
-            short.plan(three)
-        assert caught.value.bytes_needed == 120 * GB
-        assert caught.value.bytes_available == 119 * GB
+        planner = Planner(100, GB, LINK)
+        assert planner.plan(three).kind == "least-stall"
+        assert planner.plan(three) == make_plan(three, 100, GB, LINK)
+        assert replace(planner, background=False).plan(three).kind == "fewest-bytes"
+        assert replace(planner, kind="fewest-bytes", frames=180).plan(three).excess == 0
+        with pytest.raises(DoesNotFit, match="tenant c has 60 blocks") as caught:
+            replace(planner, frames=59).plan(tenants_of(1, 1, 60))
+        found = caught.value.tenant, caught.value.blocks_needed, caught.value.frames
+        assert found == ("c", 60, 59)
 
-    def test_growth(self):
-        plan = self.planner.grow(tenants_of(60), "a", keep=30, discard=10)
-        assert (plan.tenants[0].keep, plan.tenants[0].discard) == (90, 10)
-        with pytest.raises(GrowthRefused) as caught:
-            self.planner.grow(plan.tenants, "a", keep=1)
-        assert caught.value.bytes_needed == 101 * GB
-        assert caught.value.bytes_usable == 100 * GB
+    @pytest.mark.parametrize("kinds", [(100, 0, 0), (0, 60, 40), (1, 1, 98)])
+    def test_who_fits_alone_may_come(self, kinds):
+        admit(TenantBlocks("b", *kinds), 100, GB)
+        admit(TenantBlocks("b", *kinds), 130, GB, beside=30)
 
-    def test_growth_takes_headroom_then_discard_then_clean_then_keep(self):
-        tenants = tenants_of(4, (3, 2, 2))
-        there = ResidencyMap(tenants, 13)
-        there.switch(1, [])
-        there.switch(0, [1])
-        given = [there.grow(step, [1]) for step in (2, 2, 2, 1)]
-        assert [(g.headroom, g.discard, g.clean, g.keep) for g in given] == [
-            (2, 0, 0, 0),
-            (0, 2, 0, 0),
-            (0, 0, 2, 0),
-            (0, 0, 0, 1),
-        ]
-        before = there.state()
-        with pytest.raises(GrowthRefused) as caught:
-            there.grow(3, [1], GB)
-        assert there.state() == before
-        assert caught.value.bytes_needed == 14 * GB
-        assert caught.value.bytes_available == 13 * GB
-        assert there.leave(1) == 2
-        assert there.grow(2, []).headroom == 2
+    @pytest.mark.parametrize("kinds", [(101, 0, 0), (50, 40, 11)])
+    def test_one_that_is_too_large_may_not(self, kinds):
+        with pytest.raises(GrowthRefused, match="b would have 101 blocks") as caught:
+            admit(TenantBlocks("b", *kinds), 100, GB)
+        refused = caught.value
+        found = refused.bytes_needed, refused.bytes_available, refused.bytes_usable
+        assert found == (101 * GB, 100 * GB, 100 * GB)
 
-    def test_growth_leaves_what_must_stay(self):
-        there = ResidencyMap(tenants_of(5, 5), 10, movable=[2, 2])
-        there.switch(1, [])
-        there.switch(0, [1])
-        assert there.grow(2, [1]).keep == 2
-        with pytest.raises(GrowthRefused):
-            there.grow(1, [1])
+    def test_what_runs_beside_it_counts(self):
+        with pytest.raises(GrowthRefused, match="100 frames, of which 60 run") as caught:
+            admit(TenantBlocks("b", 41), 100, GB, beside=60)
+        found = caught.value.bytes_available, caught.value.bytes_usable
+        assert found == (40 * GB, 100 * GB)
 
 
 class TestMistakes:

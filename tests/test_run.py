@@ -170,6 +170,53 @@ def test_a_job_that_raises_ends_alone(spec, breaking, tmp_path):
     assert emulated_blocks(os.getpid()) == []
 
 
+class Taking:
+    """A kind that takes a block of its device outside regions in every phase from the third on."""
+
+    def prepare(self, job):
+        pass
+
+    def run(self, rt_job, spec_job, seed, iterations, on_iteration):
+        device = rt_job.runtime.devices["rollout:0"]
+        raw = weave_rt._core.TensorCopies(device, [device.block_bytes], [])
+        rt_job.manage("some", pool="rollout")
+        for step in range(iterations):
+            with rt_job.phase("rollout", step=step):
+                if step >= 2:
+                    raw.allocate()
+            on_iteration(jobs.Iteration(step))
+        raw.close()
+        return JobResult("0" * 64)
+
+
+def test_memory_outside_regions_is_in_the_summary(spec, monkeypatch, tmp_path):
+    plain = live.kind_of
+    monkeypatch.setattr(
+        live, "kind_of",
+        lambda job, setting: Taking() if job.name == "b" else plain(job, setting),
+    )  # fmt: skip
+    outcome = run_spec(spec, tmp_path / "out", "together", Screen())
+    assert outcome.code == 0, outcome.complaints
+    whole = read(tmp_path / "out")
+    a, b = whole["jobs"]
+    nothing = {"running": 0, "sleeping": 0}
+    assert a["unmanaged"] == {"rollout": nothing, "train": nothing}
+    block = 65536
+    assert b["unmanaged"] == {"rollout": {"running": block, "sleeping": block}}
+    (row,) = whole["unmanaged"]
+    assert row["usable_bytes"] % block == 0
+    assert row.pop("usable_bytes") < 6_000_000
+    assert row.pop("at_s") > 0
+    assert row == {
+        "job": "b", "phase": "rollout", "iteration": 2, "node": "rollout:0",
+        "recorded_running": 0, "recorded_sleeping": 0,
+        "measured_running": block, "measured_sleeping": block,
+    }  # fmt: skip
+    assert "Memory outside regions" in (tmp_path / "out" / "report.html").read_text()
+    names = [one["name"] for one in read(tmp_path / "out", "timeline.json")["traceEvents"]]
+    assert names.count("b/rollout") == 4
+
+
 def test_a_job_too_large_for_its_device_is_the_users_mistake(spec, breaking):
     breaking(GrowthRefused("too large", bytes_needed=9765625, bytes_usable=4882812))
     outcome = run_spec(spec, None, "together", Screen())

@@ -438,3 +438,32 @@ def test_200_cycles_leave_no_trace(pair: Pair) -> None:
     assert pair.tenant.bytes == bytes_held
     assert pair.tenant.device.stats()["blocks_created"] == stats["blocks_created"]
     assert pair.tenant.device.host_pool.bytes_registered == pool
+
+
+def test_what_does_not_fit_is_refused_before_any_region_grows(pair: Pair) -> None:
+    """Each of the two tags would fit alone."""
+    usable = pair.tenant.device.usable_bytes
+    net = torch.nn.Linear(usable // 4 // 256, 160, bias=False)
+    net.register_buffer("table", torch.zeros(usable // 4 * 5 // 8))
+    sizes = [t.nbytes for t in (net.weight, net.table)]
+    assert max(sizes) < usable < sum(sizes)
+    with pytest.raises(weave_rt.GrowthRefused, match="would have") as caught:
+        pair.tenant.adopt(net)
+    assert caught.value.bytes_needed > caught.value.bytes_usable >= caught.value.bytes_available
+    assert all(region.bytes == 0 for region in pair.tenant.regions)
+    assert pair.tenant.adopt(torch.nn.Linear(8, 8)) is None  # goes on
+
+
+def test_growth_is_judged_beside_what_runs(pair: Pair) -> None:
+    usable = pair.tenant.device.usable_bytes
+    pair.tenant.adopt(torch.zeros(usable // 4 // 2))
+    other = Tenant(pair.tenant.device, "beside")
+    other.resume()
+    held = other.bytes
+    before = pair.tenant.bytes
+    other.adopt(torch.zeros(usable // 4 // 4))
+    with pytest.raises(weave_rt.GrowthRefused, match="run beside it") as caught:
+        other.adopt(torch.zeros(usable // 4 // 3))
+    assert caught.value.bytes_available == caught.value.bytes_usable - before
+    assert held == 0
+    other.close()

@@ -203,6 +203,12 @@ class Device:
         """Give device memory back to the driver: free blocks, then what idle tenants can discard.
         Returns the bytes that the driver took back. Blocks are made again when somebody needs
         them and the driver has memory; until then usable_bytes is smaller."""
+    def set_usable(self, bytes: int) -> int:
+        """From now on blocks take at most so many bytes of the device: F, because others need more
+        or less of it. Never more than when it was opened, never less than the largest tenant has.
+        Blocks beyond it go back to the driver, those of idle tenants after they were copied out;
+        what runs or is pinned stays. Returns the bytes that blocks may take, or still do where that
+        is more. Raises DriverError, DrainTimeout; F is then as it was."""
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None: ...
     def set_verify(self, on: bool) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "StateChanged",
     "StateFileError",
     "TenantFailed",
+    "UsableBytesWarning",
     "UsageError",
     "VerifyFailed",
     "WeaveError",
@@ -59,6 +60,10 @@ class DoesNotFit(UsageError):
         self.tenant = tenant
         self.blocks_needed = blocks_needed
         self.frames = frames
+
+
+class UsableBytesWarning(RuntimeWarning):
+    """Blocks keep more of a device than jobs leave for them by what they take outside regions."""
 
 
 class DriverError(WeaveError, RuntimeError):

@@ -41,7 +41,11 @@ class Config:
         whatever a switch copies. That is slow, and it is a setting of the devices: all jobs there
         have it, also when this one has closed, and nothing is prefetched there.
     max_staleness: how many clean train phases the engine's weights may be behind in a rollout;
-        None is 0 if modules are managed in both pools, else unlimited."""
+        None is 0 if modules are managed in both pools, else unlimited.
+    unmanaged: bytes of each device of a pool that the job takes outside regions at the peak of its
+        phase, and those of them that it keeps while others run, by pool: ``{"rollout": {"running":
+        3_000_000_000, "sleeping": 600_000_000}}``. A pool that is left out is measured in ``init``
+        and the first iteration."""
 
     mode: str | None = None
     job_id: str | None = None
@@ -55,6 +59,7 @@ class Config:
     metrics_prefix: str = "timing_s/"
     verify: str = "off"
     max_staleness: int | None = None
+    unmanaged: Mapping[str, Mapping[str, int]] | None = None
 
     def __post_init__(self) -> None:
         if self.nested not in ("error", "switch"):
@@ -138,7 +143,11 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def pop_metrics(self) -> dict[str, float]:
         """Sums since the last call: seconds per phase, ``permit_wait``, ``resume``, and
-        ``weave/...`` counts and bytes. What was not measured is absent."""
+        ``weave/...`` counts and bytes. What was not measured is absent. Not sums are
+        ``weave/weight_version``, ``weave/pinned_bytes``, and, by pool,
+        ``weave/unmanaged_running_bytes/POOL`` and ``weave/unmanaged_sleeping_bytes/POOL``: what the
+        job takes of a device outside regions, as recorded (`weave_rt.unmanaged`);
+        ``weave/unmanaged_excesses`` counts the phases that took more."""
 
     @abc.abstractmethod
     def progress(self, done: int, total: int) -> None:

@@ -19,10 +19,11 @@ from weave_rt._core import BackgroundCopy, Device, SwitchReport
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
-from weave_rt.overlay import Link, Plan
+from weave_rt.overlay import Link, Plan, Unmanaged
 from weave_rt.permits import Permits, Policy, Ticket
 from weave_rt.replanning import Replanner
 from weave_rt.tenant import Tenant, naming_tensors
+from weave_rt.unmanaged import UnmanagedMemory
 
 __all__ = ["Grant", "LocalRuntime", "Slice", "quietly"]
 
@@ -35,8 +36,9 @@ class Slice:
 
     kind: ``wait`` (for a permit), ``switch`` (one core call; `report` is its switch report),
     ``phase``, or ``background`` (a tenant came in beside the phase of another; told when the next
-    phase begins; `report` has ``bytes_in`` and ``tenant``). ok: false when it ended by an
-    exception."""
+    phase begins; `report` has ``bytes_in`` and ``tenant``), ``unmanaged`` (no time: the job took
+    more of the device outside regions than its record says; `report` has the bytes of
+    `weave_rt.unmanaged.Excess`). ok: false when it ended by an exception."""
 
     kind: str
     job: str
@@ -63,6 +65,7 @@ class Grant:
     started_ns: int = 0
     tenants: list[Tenant] = field(default_factory=list)
     reports: list[SwitchReport] = field(default_factory=list)
+    excesses: int = 0  # over what the job's records say
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -134,6 +137,7 @@ class LocalRuntime:
         self._plans = Replanner(
             self._devices, self._planned, kind=plan, background=background, quiet=quiet, links=links
         )
+        self._outside = UnmanagedMemory(self._devices, self._resized)
         self.observer = observer
         self.drain_timeout_s = drain_timeout_s
         self._lock = threading.Lock()
@@ -177,6 +181,14 @@ class LocalRuntime:
         except WeaveError as error:  # a tenant that closes just now; the next phase plans again
             log.debug("planning on %s: %s", name, error)
 
+    def _resized(self, name: str, frames: int) -> None:
+        self._plans.resized(name, frames, self._ahead.tenants(name))
+
+    def unmanaged(self, job: str) -> dict[str, Unmanaged]:
+        """What `job` takes outside regions, by device name, as recorded; see
+        `weave_rt.unmanaged`. Without devices where nothing was measured or pinned."""
+        return self._outside.records(job)
+
     def tenants_on(self, device: str) -> list[Tenant]:
         """The open tenants that have run on `device`, in order of their first turn."""
         return self._ahead.tenants(device)
@@ -196,12 +208,16 @@ class LocalRuntime:
         """The placement of a job that asks for none: the pool's first device, if it has one."""
         return (0,) if self._names[pool] else ()
 
-    def join(self, job: str, devices: Sequence[str]) -> None:
-        """A job comes, placed on `devices`. Raises UsageError for a name that is taken."""
+    def join(
+        self, job: str, devices: Sequence[str], unmanaged: Mapping[str, Unmanaged] | None = None
+    ) -> None:
+        """A job comes, placed on `devices`. unmanaged: its pinned records, by device name. Raises
+        UsageError for a name that is taken."""
         with self._lock:
             if self._closed:
                 raise UsageError("this runtime is closed")
         self.permits.join(job, devices)
+        self._outside.join(job, unmanaged or {})
         with self._lock:
             self._jobs.add(job)
 
@@ -209,6 +225,7 @@ class LocalRuntime:
         """A job goes; its tenants are closed already. Twice is fine."""
         self.permits.leave(job)
         self._ahead.left(job)
+        self._outside.leave(job)
         for name in self._devices:
             self._plans.changed(name, self._ahead.tenants(name))
         with self._lock:
@@ -236,6 +253,7 @@ class LocalRuntime:
         the core is raised: ResumeFailed, DrainTimeout, DriverError, TenantFailed and others."""
         try:
             for name in grant.devices:
+                self._outside.begins(name, grant.job, grant.phase, grant.step)
                 self._ahead.granted(name, grant.job, grant.phase, tenants.get(name, ()))
                 for tenant in tenants.get(name, ()):
                     self.bring_in(grant, name, tenant)
@@ -284,6 +302,7 @@ class LocalRuntime:
                 raise UsageError(f"close the jobs first: {', '.join(sorted(self._jobs))}")
             self._closed = True
         self.permits.close()
+        self._outside.close()
         for device in self._devices.values():
             device.close()
 
@@ -292,6 +311,7 @@ class LocalRuntime:
         try:
             for tenant in grant.tenants:
                 failure = quietly(tenant, tenant.release) or failure
+            self._measure(grant)
             if grant.started_ns:
                 now = grant.clock.now_ns()
                 self._observe(grant, "phase", grant.started_ns, now, ok=ok)
@@ -300,6 +320,14 @@ class LocalRuntime:
             grant.tenants, grant.started_ns = [], 0
             self.permits.release(grant.ticket)
         return failure
+
+    def _measure(self, grant: Grant) -> None:
+        for name in grant.devices:
+            found = self._outside.ends(name, grant.job)
+            if found is not None:
+                grant.excesses += 1
+                now = grant.clock.now_ns()
+                self._observe(grant, "unmanaged", now, now, (name,), dict(found.as_dict()))
 
     def _replan(self, grant: Grant, seconds: float) -> None:
         for name in grant.devices:

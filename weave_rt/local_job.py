@@ -23,6 +23,7 @@ from weave_rt.local_phase import Active, LocalPhase, enclosing
 from weave_rt.permits import Permits
 from weave_rt.process_runtime import leave_process_runtime, process_runtime
 from weave_rt.tenant import Tenant
+from weave_rt.unmanaged import pinned_records
 from weave_rt.versions import Versions
 
 __all__ = ["LocalJob"]
@@ -45,7 +46,8 @@ class LocalJob(Job):
             self.placement = {pool: self._place(pool, getattr(config, pool)) for pool in POOLS}
             if not self.devices_of(POOLS):
                 raise UsageError(f"job {self.job_id!r} is placed on no device")
-            self.runtime.join(self.job_id, self.devices_of(POOLS))
+            pinned = pinned_records(self.job_id, config.unmanaged, self.placement)
+            self.runtime.join(self.job_id, self.devices_of(POOLS), pinned)
         except BaseException:
             if shared:
                 leave_process_runtime(self.runtime)
@@ -148,6 +150,13 @@ class LocalJob(Job):
             values, self._metrics = self._metrics, defaultdict(float)
         metrics = {key: float(value) for key, value in values.items()}
         metrics["weave/weight_version"] = float(self.versions.engine)
+        records = self.runtime.unmanaged(self.job_id)
+        for pool in POOLS:
+            found = [records[name] for name in self.placement[pool] if name in records]
+            if found:
+                for when in ("running", "sleeping"):
+                    most = max(getattr(one, when) for one in found)
+                    metrics[f"weave/unmanaged_{when}_bytes/{pool}"] = float(most)
         metrics["weave/pinned_bytes"] = float(self.clock.host_pool.bytes_registered)
         return metrics
 
@@ -258,6 +267,12 @@ class LocalJob(Job):
             self._metrics["weave/evictions"] += evicted
             self._metrics["weave/warm_resumes" if warm else "weave/cold_starts"] += 1
         return warm
+
+    def note_end(self, grant: Grant) -> None:
+        """Count what was found out when a grant ended."""
+        if grant.excesses:
+            with self._metrics_lock:
+                self._metrics["weave/unmanaged_excesses"] += grant.excesses
 
     def _place(self, pool: str, indices: Sequence[int] | None) -> tuple[str, ...]:
         if indices is None:

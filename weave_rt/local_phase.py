@@ -261,6 +261,7 @@ class LocalPhase(Phase):
         problem = None
         if active.grant is not None:
             problem = self.job.runtime.end(active.grant, ok)
+            self.job.note_end(active.grant)
             active.grant = None
         if active.gate is not None:
             self.job.gate.release(active.gate)

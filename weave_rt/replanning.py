@@ -1,11 +1,12 @@
 """Keeps the residency plan of each device up to date: its members, their sizes, their phases.
 
-Called by the local runtime when a phase has ended and when a job has left. A plan sets targets
-only; blocks follow at the next switch or behind a phase. It is made again when a tenant came, left,
-grew or changed a policy, and when the shortest phases of one became clearly longer or shorter,
-since what can be hidden depends on them. Each tenant is planned for itself, also where a phase
-brings in two at once: quotas give way then. The planner is `weave_rt.overlay`. The lock guards
-small tables and is not held while a core function moves anything.
+Called by the local runtime when a phase has ended, when a job has left, and when a device has more
+or fewer frames. A plan sets targets only; blocks follow at the next switch or behind a phase. It is
+made again when a tenant came, left, grew or changed a policy, and when the shortest phases of one
+became clearly longer or shorter, since what can be hidden depends on them. Each tenant is
+planned for itself, also where a phase brings in two at once: quotas give way then. The planner is
+`weave_rt.overlay`. The lock guards small tables and is not held while a core function moves
+anything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weave_rt._core import Device, parse_emulated
 from weave_rt.errors import UsageError, WeaveError
@@ -54,7 +55,7 @@ def nominal_link(device: Device) -> Link:
 class _Desk:
     planner: Planner
     phases_s: dict[Tenant, list[float]] = field(default_factory=dict)
-    known: tuple[object, ...] = ()  # what the plan was made of
+    known: tuple[object, ...] | None = None  # what the plan was made of
     plan: Plan | None = None
 
 
@@ -118,6 +119,14 @@ class Replanner:
             phases_s = self._desks[name].phases_s
             for tenant in ran:
                 phases_s[tenant] = [*phases_s.get(tenant, [])[1 - HISTORY :], seconds]
+        self.changed(name, there)
+
+    def resized(self, name: str, frames: int, there: Sequence[Tenant]) -> None:
+        """Device `name` has so many frames from now on: plan again."""
+        with self._lock:
+            desk = self._desks[name]
+            desk.planner = replace(desk.planner, frames=frames)
+            desk.known = None
         self.changed(name, there)
 
     def changed(self, name: str, there: Sequence[Tenant]) -> None:

@@ -255,6 +255,10 @@ void bind_device(py::module_& module) {
       .def(
           "trim", [](DeviceObject& self, Bytes bytes) { return self.device->trim(bytes); },
           py::arg("bytes"), ReleaseGil())
+      .def(
+          "set_usable",
+          [](DeviceObject& self, Bytes bytes) { return self.device->set_usable(bytes); },
+          py::arg("bytes"), ReleaseGil())
       .def("now_ns", [](const DeviceObject& self) { return self.device->driver().table.now_ns(); })
       .def(
           "sleep_until_ns",

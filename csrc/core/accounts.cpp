@@ -11,7 +11,7 @@ bool Device::closed() const {
 Bytes Device::usable() const {
   const std::lock_guard lock(mutex_);
   if (frames_ == nullptr) return 0;
-  return static_cast<Bytes>(frames_->total() - frames_->released()) * block_bytes_;
+  return static_cast<Bytes>(frames_->limit() - frames_->released()) * block_bytes_;
 }
 
 void Device::note_background(Stats& stats) const {
@@ -26,7 +26,7 @@ Device::Stats Device::stats() const {
   Stats stats = stats_;
   if (frames_ != nullptr) {
     stats.blocks_created = frames_->created();
-    stats.blocks_total = frames_->total();
+    stats.blocks_total = frames_->limit();
     stats.blocks_free = frames_->available();
     stats.blocks_released = frames_->released();
     for (const auto& tenant : tenants_) {

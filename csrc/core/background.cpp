@@ -81,8 +81,8 @@ std::shared_ptr<BackgroundCopy> Background::prefetch(const std::shared_ptr<Tenan
       taken += other->uses(*region) ? region->slots.size() : 0;
     }
   }
-  const auto total = static_cast<std::size_t>(tools_.frames.total());
-  const std::size_t room = total - std::min(total, taken);
+  const auto frames = static_cast<std::size_t>(tools_.frames.limit());
+  const std::size_t room = frames - std::min(frames, taken);
   copy->next_use_ = std::move(next_use);
   copy->blocks_left_ = tenant->running ? 0 : std::min({slots_lacking_bytes(*tenant), room, limit});
   copy->bytes_total_ = copy->blocks_left_ * tools_.frames.block_bytes();

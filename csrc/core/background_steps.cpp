@@ -71,7 +71,8 @@ void Background::choose_prefetch(Step& step) {
 }
 
 bool Background::has_free_frame(const BackgroundCopy& copy) const {
-  return copy.may_create_ ? tools_.frames.available() > 0 : tools_.frames.free() > 0;
+  const Frames& frames = tools_.frames;
+  return frames.available() > 0 && (copy.may_create_ || frames.free() > 0);
 }
 
 // A frame that nobody's bytes need: a free one, or one of a slot that costs nothing to take out.

@@ -147,7 +147,7 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
     }
     return region;
   }
-  const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
+  const Bytes usable = static_cast<Bytes>(frames_->limit()) * block_bytes_;
   if (reserve > usable) {
     Refusal refusal(Refusal::Kind::growth_refused,
                     "region " + tag + " of tenant " + tenant->label() + " asks for " +
@@ -158,7 +158,9 @@ std::shared_ptr<Region> Device::region(const std::shared_ptr<Tenant>& tenant,
   }
   const ContextScope scope(*context_);
   driver_->retry_buried();
-  const Bytes reserved = reserve == 0 ? usable : round_up(reserve, block_bytes_);
+  const Bytes most =
+      static_cast<Bytes>(frames_->total()) * block_bytes_;  // also when F grows again
+  const Bytes reserved = reserve == 0 ? most : round_up(reserve, block_bytes_);
   tenant->regions.push_back(std::make_shared<Region>(
       tenant, tag, policy, std::make_shared<Reservation>(driver_, reserved), block_bytes_));
   return tenant->regions.back();
@@ -231,7 +233,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const std::size_t before = region->slots.size();
   const std::size_t blocks = round_up(bytes_more, block_bytes_) / block_bytes_;
   const Bytes needed = (tenant->slots() + blocks) * block_bytes_;
-  const Bytes usable = static_cast<Bytes>(frames_->total()) * block_bytes_;
+  const Bytes usable = static_cast<Bytes>(frames_->limit()) * block_bytes_;
   std::size_t held_by_others = 0;
   for (const auto& other : tenants_) {
     if (other == tenant) continue;
@@ -239,7 +241,7 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
         slots_on_device(*other),
         [&](const SlotRef& ref) { return other->failed || other->uses(*ref.region); }));
   }
-  const Bytes available = usable - held_by_others * block_bytes_;
+  const Bytes available = usable - std::min<Bytes>(usable, held_by_others * block_bytes_);
   const Bytes region_bytes = (before + blocks) * block_bytes_;
   if (needed > available || region_bytes > region->reservation->bytes()) {
     const bool too_long = region_bytes > region->reservation->bytes();

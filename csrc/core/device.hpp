@@ -39,7 +39,7 @@ class Device : private Spiller {
     std::string spill_directory;          // idle tenants go there over the budget; empty: refused
   };
   struct Stats {
-    int blocks_created = 0, blocks_free = 0, blocks_total = 0;
+    int blocks_created = 0, blocks_free = 0, blocks_total = 0;  // total: F
     std::uint64_t switches = 0, noop_suspends = 0, noop_resumes = 0;
     Bytes bytes_out = 0, bytes_in = 0;
     int blocks_released = 0;  // given back by trim() and not created again
@@ -185,6 +185,13 @@ class Device : private Spiller {
   // fewer. Blocks are created again when somebody needs them and the driver has the memory; until
   // then usable() is smaller. Throws DriverError, Refusal (drain_timeout).
   Bytes trim(Bytes bytes);
+  // From now on blocks take at most so many bytes of the device, because others need more or less
+  // of it: F of the design, never more than when the device was opened, never less than its largest
+  // tenant has. Blocks beyond it go back to the driver, those of idle tenants after they were
+  // copied out as in a switch; what runs, or is pinned, stays, and so does that excess until the
+  // next call. Returns what blocks may take, or still do where that is more. What it throws leaves
+  // F as it was. Throws DriverError, Refusal (drain_timeout, verify_failed).
+  Bytes set_usable(Bytes bytes);
 
   // Seconds to pin so many bytes the plain way: one mapping, touched page by page by this thread
   // and registered as a whole. Given back at once. The yardstick of the pool's benchmark. Throws
@@ -253,6 +260,7 @@ class Device : private Spiller {
   void note_background(Stats& stats) const;
   bool is_unfinished(const Tenant& tenant) const;
   void grow(const std::shared_ptr<Region>& region, Bytes bytes_more);
+  Bytes release_frames(int count, bool withhold) noexcept;
   std::vector<SlotRef> make_room(const Tenant& incoming, std::size_t frames_needed);
   SwitchReport bring_in(const std::vector<SlotRef>& ins, const std::shared_ptr<Tenant>& outgoing,
                         Tenant& incoming, double drain_timeout_s);

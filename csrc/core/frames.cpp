@@ -32,18 +32,20 @@ FrameId Frames::take() {
   return id;
 }
 
-int Frames::release(int count) noexcept {
-  int released = 0;
-  while (released < count && !free_.empty()) {
+int Frames::release(int count, bool withhold) noexcept {
+  const int withheld = released();
+  int gone = 0;
+  while (gone < count && !free_.empty()) {
     const FrameId id = free_.back();
     free_.pop_back();
     // If the driver does not unmap the home now, mapping the next block there fails until the undo
     // was retried, which every operation of the device begins with.
     frames_[static_cast<std::size_t>(id)] = Frame{};
     empty_.push_back(id);
-    ++released;
+    ++gone;
   }
-  return released;
+  if (withhold) withheld_ = withheld + gone;
+  return gone;
 }
 
 }  // namespace weave

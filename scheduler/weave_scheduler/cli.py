@@ -32,6 +32,7 @@ from weave_scheduler.tables import (
     Table,
     bench_table,
     drift_table,
+    excess_table,
     job_table,
     overlay_live_table,
     overlay_table,
@@ -210,7 +211,7 @@ def run(
     folder = None if out is None else Path(out)
     outcome = run_spec(spec, folder, mode, Screen(debug=debug), profile)  # type: ignore[arg-type]
     summary = outcome.summary
-    tables = [job_table, pool_table, drift_table, total_table]
+    tables = [job_table, pool_table, excess_table, drift_table, total_table]
     _show(summary, [make(summary) for make in tables], as_json)
     for note in outcome.notes:
         _say(f"note: {note}", as_json)

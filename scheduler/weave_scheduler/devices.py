@@ -18,10 +18,10 @@ from weave_rt.overlay import Unmanaged
 from weave_scheduler.document import SpecError
 from weave_scheduler.gpus import Gpu
 from weave_scheduler.records import DeviceRecord
-from weave_scheduler.spec import POOLS, Devices
+from weave_scheduler.spec import POOLS, Devices, JobSpec
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["OpenDevices", "describe", "listed_gpus", "open_devices"]
+__all__ = ["OpenDevices", "describe", "listed_gpus", "open_devices", "pinned_bytes"]
 
 # Of a GPU that was not measured: block, context, one-way rates and duplex of the named models.
 _LIKE_EMULATED = (64 << 20, 500_000_000, 55e9, 55e9, 0.75)
@@ -99,12 +99,21 @@ def _open(
     usable: int,
 ) -> weave_rt.Device:
     spec = resolve_spec(text, pool)
-    budget = loaded.spec.host.budget
+    memory = own_host_memory(loaded, pool)
+    budget = loaded.spec.host.budget if memory is None else memory
+    # A node with a limit of its own shares no pinned memory; one that is listed twice is one.
+    others = [
+        one
+        for of in POOLS
+        for one in opened.pools[of]
+        if (memory is None and own_host_memory(loaded, of) is None)
+        or (one.kind == "cuda" and one.spec == spec)
+    ]
     scaled = 0 if budget is None else int(budget / _scale(spec))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         device = open_beside(
-            opened.all,
+            others,
             spec,
             pool=pool,
             host_budget_bytes=scaled,
@@ -114,6 +123,15 @@ def _open(
     for warning in caught:
         note(str(warning.message))
     return device
+
+
+def own_host_memory(loaded: SpecFile, pool: str) -> int | None:
+    """What each node of the pool may pin, where its ``host_memory`` is less than ``host.budget``;
+    None: all nodes without share that budget."""
+    budget, memory = loaded.spec.host.budget, getattr(loaded.spec.nodes, pool).host_memory
+    if memory is None or (budget is not None and budget <= memory):
+        return None
+    return int(memory)
 
 
 def _check_spill(loaded: SpecFile) -> None:
@@ -191,6 +209,20 @@ def usable_bytes(loaded: SpecFile, pool: str, index: int) -> int:
     if gpu is None:
         return 0
     return int(gpu.usable(unmanaged).bytes / _scale(resolve_spec(text, pool)))
+
+
+def pinned_bytes(job: JobSpec, scale: float) -> dict[str, dict[str, int]]:
+    """What the spec says that a job takes outside regions, as a job is told: by pool, in bytes of
+    devices of that scale. A pool that the spec leaves out is measured."""
+    given = job.unmanaged
+    return {
+        pool: {
+            "running": int(getattr(given, pool).running / scale),
+            "sleeping": int(getattr(given, pool).sleeping / scale),
+        }
+        for pool in POOLS
+        if given is not None and pool in given.model_fields_set
+    }
 
 
 def listed_gpus(loaded: SpecFile) -> dict[str, Gpu]:

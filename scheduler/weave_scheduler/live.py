@@ -17,7 +17,7 @@ import weave_rt
 from weave_rt.calibration import calibrated
 from weave_rt.conditions import now_utc
 from weave_rt.errors import GrowthRefused, HostMemoryError, UsageError
-from weave_scheduler.devices import OpenDevices, open_devices
+from weave_scheduler.devices import OpenDevices, open_devices, pinned_bytes
 from weave_scheduler.intra import state_for
 from weave_scheduler.jobs import (
     Iteration,
@@ -34,7 +34,13 @@ from weave_scheduler.livedrift import LiveDrift
 from weave_scheduler.liveorder import live_turns
 from weave_scheduler.policies.driftdesk import DriftDesk
 from weave_scheduler.policy import GroupPolicy
-from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord, SliceRecord
+from weave_scheduler.records import (
+    DeviceRecord,
+    ExcessRecord,
+    JobRecord,
+    RunRecord,
+    SliceRecord,
+)
 from weave_scheduler.spec import POOLS, JobSpec
 from weave_scheduler.specfile import SpecFile
 from weave_scheduler.support import Placement, check_runnable
@@ -257,6 +263,7 @@ class _Runner:
             "runtime": runtime,
             "rollout": list(one.placement.rollout),
             "train": list(one.placement.train),
+            "unmanaged": pinned_bytes(spec, self._opened.first.scale),
         }
         with weave_rt.init(job_id=spec.name, config=config) as rt_job:
             result = one.kind.run(rt_job, spec, spec.seed, spec.iterations, on_iteration)
@@ -267,6 +274,11 @@ class _Runner:
         return int(self._opened.first.now_ns()) - self._origin_ns
 
     def _observe(self, one: weave_rt.Slice) -> None:
+        if one.kind == "unmanaged":
+            at_ns, node = one.end_ns - self._origin_ns, one.devices[0]
+            found = ExcessRecord(one.job, one.phase, one.step, node, at_ns, **(one.report or {}))
+            self._run.excesses.append(found)
+            return
         slice_ = SliceRecord(
             kind=one.kind,
             job=one.job,

@@ -102,6 +102,7 @@ class Need:
             once more in host memory.
         residual_bytes: device memory that its sleeping process keeps.
         running_bytes: device memory that it takes outside regions at the peak of its phase.
+        spare_bytes: host memory beside all that, for the next version of what is reloaded.
     """
 
     host_bytes: int = 0
@@ -109,6 +110,7 @@ class Need:
     keep_bytes: int = 0
     residual_bytes: int = 0
     running_bytes: int = 0
+    spare_bytes: int = 0
 
     def __post_init__(self) -> None:
         for field in self.__slots__:
@@ -267,6 +269,7 @@ class JobModel:
             -(-one.keep_bytes * parts // train_nodes),
             one.residual_bytes,
             one.running_bytes,
+            -(-one.spare_bytes * parts // train_nodes),
         )
 
     @cached_property

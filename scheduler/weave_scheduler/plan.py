@@ -226,7 +226,8 @@ def _memory(group: Group, pools: Mapping[str, PoolModel]) -> list[dict[str, Any]
         capacity = pools[pool].node.host_bytes
         for node in group.nodes(pool):
             there = [one for one in group.members if node in one.placement.of(pool)]
-            need = sum(host_bytes(one.job, pool, len(one.placement.train)) for one in there)
+            model = pools[pool].node
+            need = sum(host_bytes(one.job, pool, len(one.placement.train), model) for one in there)
             row: dict[str, Any] = {"node": f"{pool}:{node}", "host_bytes": need}
             if capacity < UNKNOWN_BYTES:
                 row["host_capacity"] = capacity

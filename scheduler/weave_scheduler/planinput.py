@@ -25,6 +25,7 @@ __all__ = [
     "check_quantile",
     "job_model",
     "job_models",
+    "need_of",
     "pool_models",
     "settings_of",
 ]
@@ -127,8 +128,8 @@ def job_model(job: JobSpec) -> JobModel:
         degrees=tuple(Degree(one) for one in sorted(set(job.train_nodes or ()))),
         rollout_pins=rollout[1],
         train_pins=train[1],
-        rollout_need=_need(job, "rollout"),
-        train_need=_need(job, "train"),
+        rollout_need=need_of(job, "rollout"),
+        train_need=need_of(job, "train"),
         restart=job.restart_every > 0,
         seed=job.seed,
     )
@@ -139,12 +140,14 @@ def _asked(job: JobSpec, pool: str) -> tuple[int, tuple[int, ...]]:
     return (asked, ()) if isinstance(asked, int) else (len(asked), asked)
 
 
-def _need(job: JobSpec, pool: str) -> Need:
-    """Bytes per node: what a suspended job keeps in host memory, and what a phase needs."""
+def need_of(job: JobSpec, pool: str) -> Need:
+    """Bytes per node: what the job's state takes in host memory, and what a phase needs. What is
+    reloaded gets its bytes by publishing, which fills a second place on the host."""
     sizes: dict[str, int] = getattr(job.state, pool) if job.state else {}
     policies: dict[str, str] = dict(job.policy.items())
     policy = {tag: policies.get(tag, "discard" if tag in _DISCARDED else "keep") for tag in sizes}
     kept = sum(size for tag, size in sizes.items() if policy[tag] == "keep")
     stored = sum(size for tag, size in sizes.items() if policy[tag] != "discard")
     outside = getattr(job.unmanaged, pool) if job.unmanaged else Outside()
-    return Need(stored, sum(sizes.values()), kept, outside.sleeping, outside.running)
+    spare = stored - kept
+    return Need(stored, sum(sizes.values()), kept, outside.sleeping, outside.running, spare)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from weave_scheduler.document import SpecError
 from weave_scheduler.laws import PHASES, DurationLaw
 from weave_scheduler.pools import POOLS
-from weave_scheduler.spec import TAGS, JobSpec, Phases, State
+from weave_scheduler.spec import TAGS, JobSpec, Outside, Phases, State, Unmanaged
 from weave_scheduler.specfile import SpecFile
 from weave_scheduler.traces.fields import count, shown
 from weave_scheduler.traces.lawdata import law_from_data
@@ -27,11 +27,13 @@ FORMAT, VERSION = "weave-profile", 1
 
 @dataclass(frozen=True)
 class JobProfile:
-    """What was measured of one job: the law of each phase, bytes per pool and tag."""
+    """What was measured of one job: the law of each phase, bytes per pool and tag, and by pool what
+    it takes outside regions."""
 
     name: str
     laws: Mapping[str, DurationLaw]
     sizes: Mapping[str, Mapping[str, int]]
+    outside: Mapping[str, Outside] = field(default_factory=dict)
 
 
 def read_profile(path: Path) -> dict[str, JobProfile]:
@@ -86,7 +88,24 @@ def _job(data: Any, at: str) -> JobProfile:
             if tag not in TAGS:
                 raise ValueError(f"{at}.bytes.{pool}.{tag}: is no tag")
             found.setdefault(pool, {})[tag] = count(size, f"{at}.bytes.{pool}.{tag}", 0)
-    return JobProfile(data["name"], laws, found)
+    return JobProfile(data["name"], laws, found, _outside(data.get("unmanaged", {}), at))
+
+
+def _outside(data: Any, at: str) -> dict[str, Outside]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{at}.unmanaged: must be a mapping")
+    found = {}
+    for pool, sizes in data.items():
+        here = f"{at}.unmanaged.{pool}"
+        if pool not in POOLS or not isinstance(sizes, dict):
+            raise ValueError(f"{here}: is no pool; allowed: {', '.join(POOLS)}")
+        running, sleeping = (
+            count(sizes.get(when), f"{here}.{when}", 0) for when in ("running", "sleeping")
+        )
+        if sleeping > running:
+            raise ValueError(f"{here}: sleeping is more than running, which includes it")
+        found[pool] = Outside.model_construct(None, running=running, sleeping=sleeping)
+    return found
 
 
 def with_profile(loaded: SpecFile, profile: Mapping[str, JobProfile]) -> SpecFile:
@@ -112,4 +131,7 @@ def _measured(job: JobSpec, found: JobProfile | None) -> JobSpec:
         update["state"] = State.model_construct(
             None, **{pool: sizes.get(pool, {}) for pool in POOLS}
         )
+    if found.outside:
+        given_outside = {pool: getattr(job.unmanaged, pool) for pool in POOLS if job.unmanaged}
+        update["unmanaged"] = Unmanaged.model_construct(None, **{**given_outside, **found.outside})
     return job.model_copy(update=update)

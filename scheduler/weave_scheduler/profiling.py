@@ -25,6 +25,7 @@ from weave_scheduler.profile import FORMAT, VERSION
 from weave_scheduler.records import DeviceRecord, JobRecord, RunRecord
 from weave_scheduler.spec import JobSpec, Phases
 from weave_scheduler.specfile import SpecFile, load_spec
+from weave_scheduler.summary import unmanaged
 from weave_scheduler.traces.lawdata import law_to_data
 
 __all__ = ["ProfileFailed", "profile_spec"]
@@ -131,6 +132,12 @@ def _measured(job: JobSpec, plain: _Pass, limit: _Pass | None) -> dict[str, Any]
             for pool, tags in record.state_bytes.items()
         },
     }
+    outside = unmanaged(record.metrics)
+    if outside:
+        whole["unmanaged"] = {
+            pool: {when: round(size * scale) for when, size in sizes.items()}
+            for pool, sizes in outside.items()
+        }
     if plain.lengths:
         drawn = np.quantile(plain.lengths, _QUANTILES)
         whole["tokens"] = {

@@ -11,7 +11,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-__all__ = ["DeviceRecord", "DriftRecord", "JobRecord", "RunRecord", "SliceRecord", "load_run"]
+__all__ = [
+    "DeviceRecord",
+    "DriftRecord",
+    "ExcessRecord",
+    "JobRecord",
+    "RunRecord",
+    "SliceRecord",
+    "load_run",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,23 @@ class DriftRecord:
     reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExcessRecord:
+    """A phase in which a job took more of a device outside regions than its record said, in bytes
+    of the device; ``usable_bytes``: what blocks may use there since."""
+
+    job: str
+    phase: str
+    iteration: int | None
+    node: str
+    at_ns: int
+    recorded_running: int
+    recorded_sleeping: int
+    measured_running: int
+    measured_sleeping: int
+    usable_bytes: int
+
+
 @dataclass(slots=True)
 class RunRecord:
     """One run of one or several jobs in one process."""
@@ -113,6 +138,7 @@ class RunRecord:
     end_ns: int = 0
     started_at: str = ""
     drifts: list[DriftRecord] = field(default_factory=list)
+    excesses: list[ExcessRecord] = field(default_factory=list)
 
     @property
     def wall_s(self) -> float:

@@ -18,6 +18,7 @@ from weave_scheduler.summary import Runs
 from weave_scheduler.tables import (
     Table,
     drift_table,
+    excess_table,
     job_table,
     moved,
     pool_table,
@@ -97,7 +98,7 @@ def report_page(
         lstrip_blocks=True,
     )
     tables: list[Table] = [total_table(summary), job_table(summary), pool_table(summary)]
-    tables.append(drift_table(summary))
+    tables += [excess_table(summary), drift_table(summary)]
     switches = [row for row in summary.get("switches", []) if moved(row)]
     names = [job.name for job in runs.spec.jobs]
     return environment.get_template("report.html.jinja").render(

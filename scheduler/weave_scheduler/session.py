@@ -14,6 +14,7 @@ from typing import Any, Literal
 from weave_scheduler.compare import comparable, first_difference
 from weave_scheduler.conditions import conditions
 from weave_scheduler.driftplan import drift_desk
+from weave_scheduler.hostmemory import check_host_memory
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
 from weave_scheduler.outdir import OutDir, WriteFailed
@@ -56,6 +57,9 @@ def run_spec(
     """
     loaded = load_spec(path)
     placements = check_jobs(loaded)
+    names = [job.name for job in loaded.spec.jobs]
+    for together in [names] if mode != "solo" else [[name] for name in names]:
+        check_host_memory(loaded, placements, together)
     strict = loaded.spec.scheduler.intra == "strict"
     order = run_order(loaded, placements, profile) if strict and mode != "solo" else None
     drift = drift_desk(loaded, placements, profile, order or ()) if mode != "solo" else None
@@ -76,7 +80,6 @@ def run_spec(
                     runs.solo[job.name] = run_solo(path, job.name, screen, interrupt)
             broken = any(run.failed for run in runs.all)  # then there is nothing to compare with
             if mode != "solo" and not broken and not interrupt.stopped():
-                names = [job.name for job in loaded.spec.jobs]
                 screen.stage(f"{', '.join(names)} together" if len(names) > 1 else names[0])
                 runs.together = run_jobs(loaded, names, screen, interrupt.stopped, order, drift)
         outcome = _outcome(runs, interrupt.stopped())

@@ -9,7 +9,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from weave_scheduler.compare import comparable, first_difference
@@ -17,7 +17,16 @@ from weave_scheduler.costs import Prices
 from weave_scheduler.records import JobRecord, RunRecord, SliceRecord
 from weave_scheduler.spec import POOLS, JobSpec, Spec
 
-__all__ = ["Runs", "drift_rows", "learning", "measured", "summarise", "switch_rows"]
+__all__ = [
+    "Runs",
+    "drift_rows",
+    "excess_rows",
+    "learning",
+    "measured",
+    "summarise",
+    "switch_rows",
+    "unmanaged",
+]
 
 
 @dataclass(slots=True)
@@ -70,6 +79,7 @@ def summarise(runs: Runs, conditions: Mapping[str, Any]) -> dict[str, Any]:
             "jobs": [_job_row(runs, job, prices) for job in runs.spec.jobs],
             "pools": _pool_rows(runs),
             "switches": switch_rows(runs.together) if runs.together else None,
+            "unmanaged": (excess_rows(runs.together) or None) if runs.together else None,
             "drift": (drift_rows(runs.together) or None) if runs.together else None,
             "totals": _totals(runs, prices),
         }
@@ -126,6 +136,16 @@ def drift_rows(run: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
+def excess_rows(run: RunRecord) -> list[dict[str, Any]]:
+    """The phases that took more of a device outside regions than recorded, in order of time."""
+    return [
+        measured({**values, "at_s": at_ns / 1e9})
+        for one in run.excesses
+        for values in [asdict(one)]
+        for at_ns in [values.pop("at_ns")]
+    ]
+
+
 def _job_row(runs: Runs, job: JobSpec, prices: Prices | None) -> dict[str, Any]:
     alone, shared = runs.job(job.name)
     record = shared or alone
@@ -161,6 +181,7 @@ def _job_row(runs: Runs, job: JobSpec, prices: Prices | None) -> dict[str, Any]:
             "cold_starts": _count(metrics, "weave/cold_starts"),
             "torch_threads": record.torch_threads,
             "state_bytes": record.state_bytes or None,
+            "unmanaged": unmanaged(metrics) or None,
         }
     )
 
@@ -265,6 +286,17 @@ def _sum(rows: Iterable[Mapping[str, Any]], key: str) -> int | None:
 
 def _seconds(slices: Iterable[SliceRecord], kind: str, job: str) -> Iterable[float]:
     return (one.seconds for one in slices if one.kind == kind and one.job == job)
+
+
+def unmanaged(metrics: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    """What a job took of a device of each pool outside regions, as recorded, from its metrics."""
+    found: dict[str, dict[str, int]] = {}
+    for pool in POOLS:
+        for when in ("running", "sleeping"):
+            size = _count(metrics, f"weave/unmanaged_{when}_bytes/{pool}")
+            if size is not None:
+                found.setdefault(pool, {})[when] = size
+    return found
 
 
 def _count(metrics: Mapping[str, float], key: str) -> int | None:

@@ -12,6 +12,7 @@ __all__ = [
     "Table",
     "bench_table",
     "drift_table",
+    "excess_table",
     "job_table",
     "moved",
     "overlay_live_table",
@@ -128,6 +129,24 @@ def drift_table(summary: Row) -> Table:
             ("submitted again", "resubmitted", _yes),
             ("waited", "waited_s", format_duration),
             ("reason", "reason", str),
+        ],
+    )
+
+
+def excess_table(summary: Row) -> Table:
+    """The phases that took more outside regions than recorded."""
+    return _table(
+        "Memory outside regions (more than recorded)",
+        summary.get("unmanaged", []),
+        [
+            ("job", "job", str),
+            ("phase", "phase", str),
+            ("iteration", "iteration", str),
+            ("device", "node", str),
+            ("recorded", "recorded_running", format_bytes),
+            ("measured", "measured_running", format_bytes),
+            ("asleep", "measured_sleeping", format_bytes),
+            ("left for blocks", "usable_bytes", format_bytes),
         ],
     )
 

@@ -169,3 +169,84 @@ TEST(the_limit_is_that_of_the_faster_mode) {
   CHECK(!is_sequential_faster({100, 100, 75, 75}));
   CHECK(is_sequential_faster({100, 50, 30, 30}));
 }
+
+TEST(growth_takes_headroom_then_discard_then_clean_then_keep) {
+  Pair pair;  // 16 frames
+  attach(*pair.device, pair.b, "b", 2, 3, 2);
+  const auto clean = pair.device->region(pair.b.tenant, "buffers", Policy::keep, 0);
+  const auto span = pair.device->allocate(clean, 2 * kBlock, 512);
+  emu::host_view(clean->address(), true);
+  std::memset(reinterpret_cast<void*>(clean->address()), 0x5C, 2 * kBlock);
+  pair.device->mark_clean(clean);
+  pair.device->suspend(pair.b.tenant, 60);
+  pair.device->resume(pair.b.tenant, 60);
+  pair.device->release(pair.b.tenant);
+  attach(*pair.device, pair.a, "a", 1, 7, 0);  // runs; two frames are free
+  const auto frames = [&] {
+    std::vector<FrameId> found;
+    for (const auto& slot : pair.a.keep->slots) found.push_back(slot.frame);
+    return found;
+  };
+  const auto first = frames();
+  const auto on_device = [](const Region& region) {
+    return std::ranges::count_if(region.slots,
+                                 [](const Slot& slot) { return slot.frame != kNoFrame; });
+  };
+  const Bytes before = pair.device->stats().bytes_out;
+  std::vector<std::shared_ptr<Span>> spans;
+  struct Step {
+    int blocks, discard, clean, keep, copied;  // what b has left, and what was copied out
+  };
+  for (const auto& step :
+       {Step{2, 2, 2, 3, 0}, Step{2, 0, 2, 3, 0}, Step{2, 0, 0, 3, 0}, Step{1, 0, 0, 2, 1}}) {
+    spans.push_back(
+        pair.device->allocate(pair.a.keep, static_cast<Bytes>(step.blocks) * kBlock, 512));
+    CHECK_EQ(on_device(*pair.b.discard), step.discard);
+    CHECK_EQ(on_device(*clean), step.clean);
+    CHECK_EQ(on_device(*pair.b.keep), step.keep);
+    CHECK_EQ(pair.device->stats().bytes_out - before, static_cast<Bytes>(step.copied) * kBlock);
+  }
+  CHECK_EQ(pair.a.tenant->slots(), 14u);
+  try {
+    pair.device->prepare(pair.a.keep, 3 * kBlock);
+    CHECK(false);
+  } catch (const Refusal& refusal) {
+    CHECK(refusal.kind == Refusal::Kind::growth_refused);
+    CHECK_EQ(refusal.bytes_needed, 17 * kBlock);
+    CHECK_EQ(refusal.bytes_available, 16 * kBlock);
+    CHECK_EQ(refusal.bytes_usable, 16 * kBlock);
+  }
+  CHECK_EQ(pair.a.tenant->slots(), 14u);
+  auto now = frames();
+  now.resize(first.size());
+  CHECK(now == first);  // what runs never moves
+  CHECK(pair.a.intact());
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  CHECK(pair.b.intact());
+  emu::host_view(clean->address(), true);
+  const auto* data = reinterpret_cast<const unsigned char*>(clean->address());
+  CHECK(std::all_of(data, data + 2 * kBlock, [](unsigned char byte) { return byte == 0x5C; }));
+}
+
+TEST(growing_while_suspended_is_refused) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 3, 0);
+  pair.device->suspend(pair.a.tenant, 60);
+  for (const bool prepared : {false, true}) {
+    try {
+      if (prepared) {
+        pair.device->prepare(pair.a.keep, kBlock);
+      } else {
+        pair.device->allocate(pair.a.keep, kBlock, 512);
+      }
+      CHECK(false);
+    } catch (const Refusal& refusal) {
+      CHECK(refusal.kind == Refusal::Kind::not_resident);
+      CHECK_EQ(refusal.tenant, "a");
+      CHECK_EQ(refusal.tag, "weights");
+    }
+  }
+  CHECK_EQ(pair.a.tenant->slots(), 3u);
+  pair.device->resume(pair.a.tenant, 60);
+  CHECK(pair.a.intact());
+}

@@ -1,4 +1,5 @@
-// Device::trim(): what goes back to the driver, what does not, and that it comes again.
+// Device::trim() and set_usable(): what goes back to the driver, what does not, and that it comes
+// again.
 #include "core_device.hpp"
 
 using namespace weave;
@@ -104,6 +105,123 @@ TEST(sweep_trim) {
       ++points;
     }
     std::printf("sweep trim %s: %llu points\n", sticky ? "from then on" : "once",
+                static_cast<unsigned long long>(points));
+    CHECK(points > 15);
+  }
+}
+
+TEST(idle_blocks_beyond_the_limit_go_back_in_the_order_of_victims) {
+  Pair pair;
+  attach(*pair.device, pair.b, "b", 2, 5, 3);
+  pair.device->release(pair.b.tenant);
+  attach(*pair.device, pair.a, "a", 1, 6, 0);  // runs; two frames are free
+  CHECK_EQ(pair.device->set_usable(14 * kBlock), 14 * kBlock);
+  CHECK_EQ(pair.b.tenant->slots_on_device(), 8u);  // what nobody had went first
+  CHECK_EQ(pair.device->usable(), 14 * kBlock);
+  CHECK_EQ(pair.device->set_usable(12 * kBlock), 12 * kBlock);
+  CHECK_EQ(pair.b.discard->generation, 1u);  // two of its `discard`
+  CHECK_EQ(pair.device->stats().bytes_out, 0u);
+  CHECK_EQ(pair.device->set_usable(9 * kBlock), 9 * kBlock);  // one more of them, two of `keep`
+  CHECK_EQ(pair.device->stats().bytes_out, 2 * kBlock);
+  CHECK_EQ(pair.b.tenant->slots_on_device(), 3u);
+  CHECK_EQ(handles(pair), 9u);
+  CHECK_EQ(pair.device->stats().blocks_total, 9);
+  CHECK_EQ(pair.device->stats().blocks_created, 9);
+  CHECK(pair.a.intact());
+  // Switches go on within it, and make no block.
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  CHECK(pair.b.intact());
+  pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+  CHECK(pair.a.intact());
+  CHECK_EQ(handles(pair), 9u);
+  // Nor does growth go beyond it.
+  CHECK_THROWS(pair.device->prepare(pair.a.keep, 4 * kBlock), Refusal, "of the");
+  CHECK_EQ(pair.a.tenant->slots(), 6u);
+  CHECK_EQ(pair.device->set_usable(1000 * kBlock), 16 * kBlock);  // what it was opened with
+  CHECK_EQ(pair.device->usable(), 16 * kBlock);
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  pair.device->resume(pair.a.tenant, 60);  // both fit again
+  CHECK_EQ(handles(pair), 14u);
+  CHECK(pair.a.intact());
+  CHECK(pair.b.intact());
+}
+
+TEST(what_runs_or_is_pinned_stays_and_a_tenant_always_fits) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 6, 0);
+  attach(*pair.device, pair.b, "b", 2, 7, 0);              // both run
+  CHECK_EQ(pair.device->set_usable(kBlock), 13 * kBlock);  // what they hold
+  CHECK_EQ(pair.device->usable(), 7 * kBlock);             // what b has must fit
+  CHECK_EQ(handles(pair), 13u);
+  CHECK(pair.a.intact());
+  CHECK(pair.b.intact());
+  CHECK_THROWS(pair.device->prepare(pair.b.keep, kBlock * 2), Refusal, "it can have");
+  pair.device->release(pair.a.tenant);
+  pair.device->pin(pair.a.keep);
+  CHECK_EQ(pair.device->set_usable(kBlock), 13 * kBlock);
+  pair.device->unpin(pair.a.keep);
+  CHECK_EQ(pair.device->set_usable(kBlock), 7 * kBlock);
+  CHECK_EQ(handles(pair), 7u);
+  CHECK_EQ(pair.a.tenant->slots_on_device(), 0u);
+  pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+  CHECK(pair.a.intact());
+  pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+  CHECK(pair.b.intact());
+  pair.device->close();
+  CHECK_THROWS(pair.device->set_usable(kBlock), UsageError, "closed");
+}
+
+TEST(trimmed_places_count_again_when_the_limit_is_set_anew) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 6, 0);
+  attach(*pair.device, pair.b, "b", 2, 4, 0);
+  pair.device->close_tenant(pair.b.tenant);
+  CHECK_EQ(pair.device->trim(3 * kBlock), 3 * kBlock);
+  CHECK_EQ(pair.device->usable(), 13 * kBlock);
+  CHECK_EQ(pair.device->set_usable(12 * kBlock), 12 * kBlock);
+  CHECK_EQ(pair.device->usable(), 12 * kBlock);
+  CHECK_EQ(pair.device->stats().blocks_released, 0);
+  CHECK_EQ(pair.device->stats().blocks_free, 6);
+}
+
+TEST(sweep_set_usable) {
+  for (const bool sticky : {false, true}) {
+    std::uint64_t points = 0;
+    for (std::uint64_t nth = 1;; ++nth) {
+      Pair pair;
+      attach(*pair.device, pair.b, "b", 2, 6, 4);
+      pair.device->release(pair.b.tenant);
+      attach(*pair.device, pair.a, "a", 1, 5, 0);  // runs; one frame was never made
+      std::uint64_t hit = 0;
+      bool thrown = false;
+      {
+        cu::FaultScope::Plan plan;
+        plan.nth = nth;
+        plan.from_then_on = sticky;
+        const cu::FaultScope fault(plan);
+        try {
+          pair.device->set_usable(10 * kBlock);  // four discarded, one copied out
+        } catch (const DriverError&) {
+          thrown = true;
+        }
+        hit = fault.calls_failed();
+      }
+      CHECK_EQ(pair.device->usable(), (thrown ? 16 : 10) * kBlock);
+      CHECK(pair.a.tenant->running);
+      CHECK(pair.a.intact());
+      CHECK_EQ(pair.device->set_usable(10 * kBlock), 10 * kBlock);
+      CHECK_EQ(handles(pair), 10u);
+      pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+      CHECK(pair.b.intact());
+      CHECK(pair.b.tenant->all_mapped());
+      pair.device->hand_over(pair.b.tenant, pair.a.tenant, 60);
+      CHECK(pair.a.intact());
+      pair.device->close();
+      check_nothing_left(pair.emulated.ordinal);
+      if (hit == 0) break;
+      ++points;
+    }
+    std::printf("sweep set_usable %s: %llu points\n", sticky ? "from then on" : "once",
                 static_cast<unsigned long long>(points));
     CHECK(points > 15);
   }

@@ -35,6 +35,7 @@ from weave_rt.adapters.storage import (
     torch_device,
 )
 from weave_rt.adapters.walk import PLAIN_TYPES, Entry, label_of, lie_within, plain_tensors, walk
+from weave_rt.admission import admit_bytes
 from weave_rt.errors import StateChanged, TenantFailed, UsageError
 
 if TYPE_CHECKING:
@@ -325,6 +326,7 @@ class Book:
         sizes: Counter[str] = Counter()
         for group in groups:
             sizes[group.tag] += _whole(group.storage.nbytes())
+        admit_bytes(self._tenant, sizes)
         for tag, nbytes in sizes.items():
             region = self._tenant.region_of(tag)
             if region.bytes_allocated == 0:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weave_rt.errors import GrowthRefused
 from weave_rt.overlay.model import TenantBlocks
 
-__all__ = ["Given", "Moved", "ResidencyMap"]
+__all__ = ["Moved", "ResidencyMap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +22,6 @@ class Moved:
 
     out: float = 0
     into: float = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Where the frames for a tenant's growth come from, in blocks."""
-
-    headroom: int
-    discard: int
-    clean: int
-    keep: int
 
 
 class ResidencyMap:
@@ -173,44 +162,3 @@ class ResidencyMap:
         self._there[following] += into
         self.free -= into
         return Moved(out, into)
-
-    def grow(self, blocks: int, farthest: Sequence[int], block_bytes: int = 1) -> Given:
-        """The running tenant wants more `keep` blocks. From free frames, then idle `discard`, idle
-        clean, idle `keep` (copied out first); its own blocks never move.
-
-        Raises GrowthRefused with the numbers; nothing was changed then."""
-        at = self.running
-        assert at is not None
-        can = self.free + sum(
-            max(0, self._there[one] - self._stays[one]) for one in farthest if one != at
-        )
-        have = self._there[at]
-        if blocks > can:
-            raise GrowthRefused(
-                f"{blocks} more blocks are asked for beside {have}; the device has {self.frames}"
-                f" frames and can give {can} more now",
-                bytes_needed=(have + blocks) * block_bytes,
-                bytes_available=(have + can) * block_bytes,
-                bytes_usable=self.frames * block_bytes,
-            )
-        headroom = min(self.free, blocks)
-        before = sum(self._d), sum(self._c) + sum(self._copied), sum(self._dirty)
-        if blocks > headroom:
-            self._take(blocks - headroom, [one for one in farthest if one != at])
-        after = sum(self._d), sum(self._c) + sum(self._copied), sum(self._dirty)
-        discard, clean, keep = (was - now for was, now in zip(before, after, strict=True))
-        self.free -= blocks
-        self._keep[at] += blocks
-        self._dirty[at] += blocks
-        self._there[at] += blocks
-        return Given(headroom, discard, clean, keep)
-
-    def leave(self, tenant: int) -> int:
-        """A tenant goes: its frames are free, nothing moves. How many it had."""
-        had = self._there[tenant]
-        for kind in (*self._kinds(), self._keep, self._clean, self._discard, self._stays):
-            kind[tenant] = 0
-        if self.running == tenant:
-            self.running = None
-        self.free += had
-        return had

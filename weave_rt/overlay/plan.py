@@ -57,14 +57,6 @@ class Plan:
         )
 
     @property
-    def must_leave(self) -> tuple[int, ...]:
-        """Of each tenant, the `keep` blocks that need a place in host memory under this plan."""
-        return tuple(
-            max(0, moving - one.discard - one.clean)
-            for one, moving in zip(self.tenants, self.movable, strict=True)
-        )
-
-    @property
     def excess(self) -> int:
         """By how much the tenants exceed the device together."""
         return max(0, sum(one.blocks for one in self.tenants) - self.frames)

@@ -1,9 +1,12 @@
 """Whether the state of several jobs fits one node: host memory, and device memory.
 
-The need of a node in host memory is the sum of what its jobs keep there (the paper's mem_req), and
-once more the ``keep`` bytes of jobs that hold a restart set. In device memory the largest phase
-runs beside what the sleeping processes of the others keep. A planner of residency that knows better
-than the sum replaces ``summed_host_bytes`` (``weave_scheduler.policies.residency``).
+The need of a node in host memory is the sum of what its jobs have there (the paper's mem_req). The
+runtime takes a place on the host for every block that is kept or reloaded, when the block is made
+and whether or not it ever leaves; so that is what is counted, with a second place for the next
+version of what is reloaded, and once more the ``keep`` bytes of jobs that hold a restart set. In
+device memory the largest phase runs beside what the sleeping processes of the others keep. Where
+the GPUs are known, ``weave_scheduler.policies.residency`` also tests F and replaces
+``summed_host_bytes``.
 """
 
 from __future__ import annotations
@@ -15,16 +18,33 @@ from weave_rt.overlay import Unmanaged, blocks_of
 from weave_scheduler.model import POOLS, Group, JobModel, Member, Need, Node, PoolModel
 from weave_scheduler.units import format_bytes
 
-__all__ = ["Residency", "host_bytes", "memory_mistake", "summed_host_bytes", "too_large_alone"]
+__all__ = [
+    "Residency",
+    "host_bytes",
+    "memory_mistake",
+    "stored_bytes",
+    "summed_host_bytes",
+    "too_large_alone",
+]
 
 #: Bytes of host memory that these jobs need on one node of a pool, given their training nodes.
 Residency = Callable[[str, Sequence[Member]], int]
 
 
-def host_bytes(job: JobModel, pool: str, train_nodes: int) -> int:
+def stored_bytes(need: Need, node: Node | None = None) -> int:
+    """Host memory that the state of one job takes on one node; in whole blocks where the GPU of the
+    node is known."""
+    if node is None or node.gpu is None:
+        return need.host_bytes + need.spare_bytes
+    kept, reloaded, _ = need.kinds
+    blocks = node.gpu.blocks((kept, reloaded, need.spare_bytes), node.gpus)
+    return sum(blocks) * node.gpu.block_bytes * node.gpus
+
+
+def host_bytes(job: JobModel, pool: str, train_nodes: int, node: Node | None = None) -> int:
     """Host memory of one job on one node: its state, and its restart set."""
     need = job.need(pool, train_nodes)
-    return need.host_bytes + (need.keep_bytes if job.restart else 0)
+    return stored_bytes(need, node) + (need.keep_bytes if job.restart else 0)
 
 
 def summed_host_bytes(pool: str, members: Sequence[Member]) -> int:
@@ -113,7 +133,7 @@ def too_large_alone(
     for pool in POOLS:
         node = pools[pool].node
         need = job.need(pool, train_nodes)
-        stored = host_bytes(job, pool, train_nodes)
+        stored = host_bytes(job, pool, train_nodes, node)
         where = f"a {pool} node"
         mistake = (
             _host_mistake(where, node, stored, equal)

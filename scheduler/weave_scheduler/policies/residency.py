@@ -1,5 +1,4 @@
-"""What a planned residency needs of a node: less host memory than all state, more than the sum of
-what fits. Pure; the planner is ``weave_rt.overlay``.
+"""What the runtime takes of a node whose GPUs are known. Pure; the planner is ``weave_rt.overlay``.
 
 A node's bytes are spread evenly over its GPUs, which are alike.
 """
@@ -9,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weave_rt.overlay import TenantBlocks, Unmanaged, blocks_of, moving_blocks
+from weave_rt.overlay import TenantBlocks, Unmanaged, blocks_of, check_feasible
 from weave_scheduler.gpus import Gpu
 from weave_scheduler.model import Group, Member, Need, PoolModel
-from weave_scheduler.policies.memory import Residency, summed_host_bytes
+from weave_scheduler.policies.memory import Residency, host_bytes, summed_host_bytes
 
 __all__ = ["PlannedResidency", "members_on", "residency_of", "tenants_of", "unmanaged_of"]
 
@@ -44,10 +43,9 @@ def unmanaged_of(members: Sequence[Member], pool: str, gpus: int) -> list[Unmana
 
 @dataclass(frozen=True)
 class PlannedResidency:
-    """Host memory that a node needs when the planner moves as little as it can.
-
-    That is what must be able to leave: the moving `keep` bytes and all that is reloaded, and once
-    more the `keep` bytes of jobs that hold a restart set.
+    """Host memory that a node needs: a place for every block that is kept or reloaded, as the core
+    takes it when the block is made, however few of them move; another one for the next version of
+    what is reloaded, and for the `keep` bytes of jobs that hold a restart set.
     """
 
     pools: Mapping[str, PoolModel]
@@ -58,18 +56,11 @@ class PlannedResidency:
         if node.gpu is None:
             return summed_host_bytes(pool, members)
         usable = node.gpu.usable(unmanaged_of(members, pool, node.gpus))
-        tenants = tenants_of(members, pool, node.gpu, node.gpus)
-        total = 0
-        moving = moving_blocks(tenants, usable.frames)
-        for member, tenant, blocks in zip(members, tenants, moving, strict=True):
-            need = _need(member, pool)
-            out = max(0, blocks - tenant.discard - tenant.clean) * node.gpu.block_bytes * node.gpus
-            total += min(out, need.keep_bytes) + need.kinds[1]
-            total += need.keep_bytes if member.job.restart else 0
-        return total
+        check_feasible(tenants_of(members, pool, node.gpu, node.gpus), usable.frames)
+        return sum(host_bytes(one.job, pool, len(one.placement.train), node) for one in members)
 
 
 def residency_of(pools: Mapping[str, PoolModel]) -> Residency:
-    """The planner's need where GPUs are known, else the plain sum."""
+    """In blocks where GPUs are known, else the plain sum."""
     known = any(model.node.gpu is not None for model in pools.values())
     return PlannedResidency(pools) if known else summed_host_bytes

@@ -12,7 +12,9 @@ from weave_scheduler.traces.lawdata import law_from_data, law_to_data
 __all__ = ["job_from_data", "job_to_data"]
 
 _SYNC = {"latency": (), "publish": ("train",), "direct": ("train", "rollout")}
-_BYTES = ("host_bytes", "device_bytes", "keep_bytes", "residual_bytes", "running_bytes")
+_BYTES = (
+    "host_bytes", "device_bytes", "keep_bytes", "residual_bytes", "running_bytes", "spare_bytes",
+)  # fmt: skip
 _SWITCH = ("foreground_s", "background_s")
 _FIELDS = (
     "id", "arrival", "arrival_s", "iterations", "slo", "rollout", "reward", "train", "weight_sync",

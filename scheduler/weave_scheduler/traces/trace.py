@@ -9,7 +9,8 @@ line of column names and one job per line; a cell holds a number, a text, or JSO
     slo, rollout_nodes, train_nodes, train_degrees, rollout_pins, train_pins, seed, restart
     reward                              a law; between rollout and train, holds no pool
     weight_sync, sync_mode              a law, and latency | publish | direct (default direct)
-    POOL_host_bytes, POOL_device_bytes, POOL_keep_bytes, POOL_residual_bytes, POOL_running_bytes
+    POOL_host_bytes, POOL_device_bytes, POOL_keep_bytes, POOL_residual_bytes, POOL_running_bytes,
+    POOL_spare_bytes
     POOL_switch_foreground_s, POOL_switch_background_s          POOL: rollout or train
 
 Another version, an unknown field and a wrong value are refused: ``FILE:LINE: field: what``.

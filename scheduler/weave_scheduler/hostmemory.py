@@ -1,0 +1,44 @@
+"""Host memory of the nodes of a run: the rule by which ``weave plan`` admits, asked before anything
+is opened. The pools of the open devices hold it as their budget (``weave_scheduler.devices``), also
+for jobs whose state nobody declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from weave_scheduler.devices import listed_gpus
+from weave_scheduler.model import Node, Placement
+from weave_scheduler.planinput import need_of
+from weave_scheduler.policies.memory import stored_bytes
+from weave_scheduler.spec import POOLS, NodeSpec
+from weave_scheduler.specfile import SpecFile
+from weave_scheduler.units import format_bytes
+
+__all__ = ["check_host_memory"]
+
+
+def check_host_memory(
+    loaded: SpecFile, placements: Mapping[str, Placement], names: Collection[str]
+) -> None:
+    """Whether the state of these jobs, run together, fits the ``host_memory`` of every node. Only
+    that of jobs which have the state that the spec declares. Raises SpecError with the line."""
+    gpus = listed_gpus(loaded)
+    for pool in POOLS:
+        spec: NodeSpec = getattr(loaded.spec.nodes, pool)
+        if spec.host_memory is None:
+            continue
+        model = Node(spec.gpus, spec.price or 0.0, spec.host_memory, gpu=gpus.get(pool))
+        needs: dict[int, int] = {}
+        for job in loaded.spec.jobs:
+            if job.name in names and job.kind == "synthetic":
+                for node in placements[job.name].of(pool):
+                    needs[node] = needs.get(node, 0) + stored_bytes(need_of(job, pool), model)
+        for node, need in sorted(needs.items()):
+            if need > spec.host_memory:
+                raise loaded.error(
+                    f"the jobs on {pool}:{node} need {format_bytes(need)} of host memory for what"
+                    f" they keep, the node has {format_bytes(spec.host_memory)}; run fewer or"
+                    " smaller jobs, or give it more",
+                    *("nodes", pool, "host_memory"),
+                )
