@@ -82,10 +82,10 @@ class TagCalls(abc.ABC):
     def page_table(self, tag: str, table: PageTable | None) -> None:
         """Say which bytes of a ``keep`` tag are in use (a paged KV cache): only these move.
 
-        `table` is called whenever the tenant stops, while its memory can be read, and returns
-        offsets from the start of the region and sizes, in bytes (arrays or lists of integers, as
-        many of each); :meth:`pages` makes them. What is in none of them is undefined after a
-        return. None: all bytes again.
+        `table` is called whenever the tenant stops, while its memory can be read, and by
+        ``write_back``. It returns offsets from the start of the region and sizes, in bytes (arrays
+        or lists of integers, as many of each); :meth:`pages` makes them. What is in none of them
+        is undefined after a return. None: all bytes again.
 
         Pinned memory is taken for pages in use alone, so name the table before the tag has
         memory: it then never takes any for the rest. What `table` raises, UsageError for bytes
@@ -99,9 +99,18 @@ class TagCalls(abc.ABC):
             if region.resident:
                 region.set_pages([], [])  # gives back what it has
                 region.forget_pages()
-        elif self._page_tables.pop(tag, None) is not None:
+        elif tag in self._page_tables:
             self.check_resident(tag)
             region.clear_pages()
+            del self._page_tables[tag]
+
+    def ask_pages(self, tag: str) -> None:
+        """Take what the page table of `tag`, if it has one, says now. Raises like what stops the
+        tenant; see :meth:`page_table`."""
+        table = self._page_tables.get(tag)
+        if table is not None:
+            offsets, sizes = table()
+            self.region_of(tag).set_pages([int(o) for o in offsets], [int(s) for s in sizes])
 
     def pages(
         self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0

@@ -329,8 +329,7 @@ class Tenant(TagCalls):
         ``wait()`` raises what went wrong. Raises NotResident, UsageError for a tag not there or
         not keep, HostMemoryError, and what the table raises."""
         self.check_resident(tag)
-        if tag in self._page_tables:
-            _ask(self.region_of(tag), self._page_tables[tag])
+        self.ask_pages(tag)
         return self.core.write_back(tag)
 
     def release(self) -> None:
@@ -389,16 +388,10 @@ class Tenant(TagCalls):
         before: they are forgotten first, so that all of a tag counts as in use."""
         if not self.resident:
             return
-        paged = [(self.region_of(tag), table) for tag, table in self._page_tables.items()]
-        paged = [(region, table) for region, table in paged if region.resident]
-        for region, _ in paged:
-            region.forget_pages()
+        paged = [tag for tag in self._page_tables if self.region_of(tag).resident]
+        for tag in paged:
+            self.region_of(tag).forget_pages()
         with ExitStack() as asked:
-            for region, table in paged:
-                asked.callback(_ask, region, table)
+            for tag in paged:
+                asked.callback(self.ask_pages, tag)
             self.scan()
-
-
-def _ask(region: Region, table: PageTable) -> None:
-    offsets, sizes = table()
-    region.set_pages([int(o) for o in offsets], [int(s) for s in sizes])

@@ -6,7 +6,7 @@
 //   home         the address where a block is mapped for life and where only the engine copies
 //   region       a reserved, never-moving range of addresses that holds one tag of one tenant
 //   slot         one block's worth of a region; its bytes are in a frame, in an extent, or both
-//   extent       one slot's share of the pinned host pool
+//   extent       one block's worth of the pinned host pool: of one slot, or of the pages of several
 //   tenant       everything one job keeps on one device for one pool, suspended and resumed as one
 //   running      a tenant whose phase holds the device; its blocks never leave
 //   idle         not running; its slots stay on the device until somebody needs the frames
