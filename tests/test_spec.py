@@ -107,7 +107,6 @@ LATER = [
     ("seed: 7", "ranks: 2", "jobs.0.ranks"),
     ("seed: 7", "restart_every: 2", "jobs.0.restart_every"),
     ("seed: 7", "train_nodes: [2]", "jobs.0.train_nodes"),
-    ("kv_cache: discard", "kv_cache: reload", "jobs.0.policy.kv_cache"),
     ("tail: off", "tail: 0.8", "scheduler.tail"),
     ("intra: fifo", "mode: quantile", "scheduler.mode"),
     ("intra: fifo", "require_unsaturated_after: true", "scheduler.require_unsaturated_after"),

@@ -79,6 +79,15 @@ class Buffer:
     def tag(self) -> str:
         return self._span.region.tag
 
+    @property
+    def tenant(self) -> Tenant:
+        return self._tenant
+
+    @property
+    def span(self) -> Span:
+        """Where in its region it is."""
+        return self._span
+
     def view(self) -> memoryview:
         """The bytes, writable, unsigned. Take a new view in each phase: an older one reads memory
         that may have been handed over.
