@@ -1,5 +1,5 @@
 """``policy: {weights: reload}`` in a spec: plans and runs mean the same by it, ``weight_sync``
-publishes without the rollout GPU, and a rollout that sees another version than the last is found."""
+publishes without the rollout GPU, and a rollout that sees another than the last is found."""
 
 from __future__ import annotations
 
