@@ -399,6 +399,10 @@ class Publication:
     @property
     def ended(self) -> bool: ...
 
+def commit_together(publications: list[Publication]) -> None:
+    """:meth:`Publication.commit` of all, or of none: also of tenants on several devices. Raises
+    UsageError, TenantFailed; then each can be written on, committed or aborted."""
+
 def xxh3_64(data: builtins.bytes) -> int:
     """XXH3 with 64 bits, seed 0."""
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from weave_rt._core import Publication, commit_together
 from weave_rt.errors import UsageError
 from weave_rt.phases import PlainSync, bytes_to_publish
 from weave_rt.tenant import Buffer
 
 if TYPE_CHECKING:
-    from weave_rt._core import Publication
     from weave_rt.local_job import LocalJob
     from weave_rt.tenant import Tenant
 
@@ -62,16 +62,19 @@ class Sync(PlainSync):
                 publication.write(region, at, memoryview(source).cast("B")[:count])
 
     def conclude(self, ok: bool) -> Exception | None:
-        """End of the phase: commit, or leave the old versions. Never raises."""
+        """End of the phase: all engines get their new version, or none does. Never raises."""
         publications, self.published = list(self.published.values()), {}
         problem: Exception | None = None
-        for publication in publications:
+        if publications and ok and not self.failed:
+            assert self.job is not None
             try:
-                if ok and not self.failed and problem is None:
-                    publication.commit()
-                    continue
+                # Not in the midst of a rollout that comes in: one engine would be newer.
+                with self.job.versions.changing:
+                    commit_together(publications)
+                return None
             except Exception as error:
                 problem = error
+        for publication in publications:
             publication.abort()
         return problem
 
