@@ -99,9 +99,10 @@ class HostPool:
     def stats(self) -> dict[str, int | str | dict[int, int]]:
         """bytes_registered, bytes_used, bytes_free (kept for their job), bytes_reserved (of these,
         asked for ahead), bytes_growing, bytes_huge (mapped by huge pages), page_kind (``hugetlb``,
-        ``transparent`` or ``small``: of most bytes), pieces, registrations (ever), waits (for a
-        growth in the background), node_bytes (by NUMA node; -1 where the kernel does not confirm
-        it), memlock_bytes (absent where there is no limit)."""
+        ``transparent`` or ``small``: of most bytes), pieces, registrations (ever),
+        registrations_refused (by the driver, and tried again in halves), waits (for a growth in the
+        background), node_bytes (by NUMA node; -1 where the kernel does not confirm it),
+        memlock_bytes (absent where there is no limit)."""
 
 @final
 class Device:
