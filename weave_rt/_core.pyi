@@ -49,6 +49,11 @@ def cuda_driver() -> dict[str, object]:
     """What the CUDA driver library says: available (bool), library, driver_version, reason,
     missing, and devices: a list of {ordinal, name, uuid, total_bytes}. Never raises."""
 
+def probe_pages() -> dict[str, str | bool]:
+    """What a small shared mapping gets when it is asked for as the host pool does: ``shmem``: huge,
+    collapsed (small until the kernel was told to) or small, absent where it cannot be tried;
+    ``hugetlb``: whether a reserved huge page can be had now."""
+
 def host_bytes_available() -> int:
     """What this process may still take: MemAvailable and the headroom of its cgroups, page cache
     that the kernel would give back counted as free. A host pool grows up to this."""
