@@ -66,6 +66,7 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "literal_error": lambda ctx: f"is not known; allowed: {ctx['expected']}",
     "int_type": lambda _: "must be a whole number",
     "float_type": lambda _: "must be a number",
+    "finite_number": lambda _: "must be a finite number",
     "bool_type": lambda _: "must be true or false",
     "string_type": lambda _: "must be text; put it in quotes",
     "dict_type": lambda _: "must be a mapping",
