@@ -230,7 +230,7 @@ void HostPool::grow(std::unique_lock<std::mutex>& lock, const std::string& job, 
       if (fresh.back()->bytes() < wanted) piece_max = fresh.back()->bytes();
     }
   } catch (...) {
-    fresh.clear();
+    while (!fresh.empty()) fresh.pop_back();  // the latest first
     lock.lock();
     growing_ -= bytes;
     throw;

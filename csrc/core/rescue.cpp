@@ -84,16 +84,19 @@ auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
 }
 
 // Whether every byte can be read in memory or in a file now. Those on the device are copied to
-// their extents.
+// their extents: what is read is what the tenant itself would read, so a frame counts for more than
+// its host copy, which is older where somebody wrote without mark_dirty. Not so for `reload`.
 bool Device::bring_to_host(Region& region, bool readable) {
   const StateFile* checked = nullptr;
   for (auto& slot : held_slots(region)) {
     if (slot.file != nullptr) {
       if (std::exchange(checked, slot.file.get()) == slot.file.get()) continue;
       if (!is_intact(*slot.file, region.tag)) return false;
-    } else if (!slot.host_valid && !(readable && slot.frame_valid && read_out(slot))) {
-      return false;
+      continue;
     }
+    const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
+    if (reads && readable && read_out(slot)) continue;
+    if (!slot.host_valid) return false;
   }
   return true;
 }
