@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from weave_rt import Device, LocalRuntime, _core, open_device
+import weave_rt
+from weave_rt import Device, Job, LocalRuntime, _core, open_device
 from weave_rt.device import resolve_spec
 
 os.environ["WEAVE_CACHE"] = "off"  # nothing of the person's who runs the tests is read or written
@@ -67,3 +69,22 @@ def runtime(open_checked: Callable[[str], Device]) -> Iterator[LocalRuntime]:
     made = LocalRuntime({"rollout": [open_checked(ROLLOUT)], "train": [open_checked(TRAIN)]})
     yield made
     made.close()
+
+
+@pytest.fixture
+def join(runtime: LocalRuntime) -> Any:
+    """Make jobs in the runtime; they are closed before it is."""
+    jobs: list[Job] = []
+
+    def joining(job_id: str = "a", **config: Any) -> Job:
+        jobs.append(weave_rt.init(job_id, {"runtime": runtime, **config}))
+        return jobs[-1]
+
+    yield joining
+    for job in jobs:
+        job.close()
+
+
+def enter(job: Job, name: str) -> str:
+    with job.phase(name) as result:
+        return result.name

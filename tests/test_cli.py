@@ -79,6 +79,13 @@ def test_a_missing_file_is_named():
     assert "gone.yaml: no such file" in refused(weave("run", "gone.yaml"))
 
 
+def test_a_trace_is_no_spec(tmp_path):
+    trace = tmp_path / "jobs.jsonl"
+    trace.write_text('{"format": "weave-trace", "version": 1}\n{"id": "a"}\n')
+    for command in ("run", "profile"):
+        assert "jobs.jsonl: is a trace, which names no devices" in refused(weave(command, trace))
+
+
 def test_a_mistake_in_the_spec_is_named_with_its_line(spec):
     spec.write_text(TINY.replace("iterations", "iteration"))
     assert f"{spec}:7: jobs.0.iteration: unknown key" in refused(weave("run", spec))

@@ -91,7 +91,7 @@ def test_what_cannot_be_had_is_refused_at_once(device: Device) -> None:
 
 
 def test_a_growth_that_fails_says_so(device: Device) -> None:
-    with FaultScope(nth=1, only="mem_host_register", status=2):
+    with FaultScope(nth=1, only="mem_host_register", status=2, from_then_on=True):
         growth = device.host_pool.reserve("a", MIB)
         with pytest.raises(OutOfMemoryError, match="cuMemHostRegister"):
             growth.wait(60)
@@ -99,6 +99,18 @@ def test_a_growth_that_fails_says_so(device: Device) -> None:
     assert "cuMemHostRegister" in growth.error
     assert growth.bytes_done == 0
     assert device.host_pool.bytes_registered == 0
+
+
+def test_a_growth_that_is_refused_once_goes_on_in_halves(
+    device: Device, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with FaultScope(nth=1, only="mem_host_register", status=2):
+        growth = device.host_pool.reserve("a", MIB)
+        growth.wait(60)
+    assert growth.bytes_done == growth.bytes_total
+    stats = device.host_pool.stats()
+    assert (stats["registrations_refused"], stats["pieces"]) == (1, 2)
+    assert "at once failed with CUresult 2; went on with" in capfd.readouterr().err
 
 
 def test_device_memory_goes_back_to_the_driver(device: Device) -> None:

@@ -137,7 +137,7 @@ class TestHere:
     @pytest.mark.parametrize(
         ("old", "new", "said"),
         [
-            ("slo: 1.6", "slo: .nan", "slo: is too small"),
+            ("slo: 1.6", "slo: .nan", "slo: must be a finite number"),
             ("rollout: 300s", "rollout: .nan", "nan is not a duration"),
             ("rollout: 300s", "rollout: -3s", "'-3s' is not a duration"),
             ("rollout: 300s", "rollout: 300 parsecs", "unknown unit 'parsecs'"),

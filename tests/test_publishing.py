@@ -3,7 +3,9 @@ at all, and a rollout runs on the committed version."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from weave_rt import (
     init,
 )
 from weave_rt.job import Job
+from weave_rt.phases import PlainSync
 
 RELOAD = {"weights": "reload", "buffers": "reload"}
 
@@ -270,6 +273,122 @@ def test_publishing_into_an_engine_that_is_kept_copies_at_once(runtime: LocalRun
             sync.publish(engine, policy)
         with job.phase("rollout"):
             assert torch.equal(engine.weight, torch.full((4, 4), 3.0))
+
+
+class TwoEngines:
+    """A job whose engine is on two rollout GPUs, published from one policy."""
+
+    def __init__(self) -> None:
+        from weave_rt import open_device
+
+        rollouts = [open_device("emulated:h20?scale=4096&speed=50&capacity=2MiB") for _ in range(2)]
+        train = open_device("emulated:h800?scale=4096&speed=50&capacity=2MiB")
+        self.runtime = LocalRuntime({"rollout": rollouts, "train": [train]})
+        self.job: Job = init("a", {"runtime": self.runtime, "rollout": [0, 1], "max_staleness": 9})
+        self.policy, self.engines = Net(1), [Net(2), Net(2)]
+        with self.job.phase("init"):
+            self.job.manage("policy", self.policy, pool="train")
+            for at, engine in enumerate(self.engines):
+                self.job.manage(f"e{at}", engine, pool="rollout", tags=RELOAD, device=at)
+
+    def __enter__(self) -> TwoEngines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.job.close()
+        self.runtime.close()
+
+    def rolled_out(self) -> list[dict[str, torch.Tensor]]:
+        with self.job.phase("rollout"):
+            return [state_of(engine) for engine in self.engines]
+
+    def sync(self) -> dict[str, torch.Tensor]:
+        with self.job.phase("weight_sync") as sync:
+            for engine in self.engines:
+                sync.publish(engine, self.policy)
+            return state_of(self.policy)
+
+
+def test_several_engines_get_a_version_all_or_none() -> None:
+    with TwoEngines() as made:
+        old = made.rolled_out()
+
+        def forget_one() -> None:
+            with made.job.phase("weight_sync") as sync:
+                sync.publish(made.engines[0], made.policy)
+                other = made.job.tenants_in("rollout")[1]  # type: ignore[attr-defined]
+                sync.published["e1"] = other.core.publish()  # type: ignore[attr-defined]
+
+        with pytest.raises(UsageError, match="were not published; the old version stays"):
+            forget_one()
+        assert all(equal(one, two) for one, two in zip(made.rolled_out(), old, strict=True))
+        expected = made.sync()
+        assert all(equal(one, expected) for one in made.rolled_out())
+
+
+def test_a_rollout_that_comes_in_does_not_get_one_engine_newer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sync of another thread ends between the switches of the two engines."""
+    with TwoEngines() as made:
+        old = made.rolled_out()
+        job: Any = made.job
+        at_the_end = threading.Event()
+
+        class Watched:
+            def __enter__(self) -> None:
+                at_the_end.set()
+                lock.acquire()
+
+            def __exit__(self, *exc: object) -> None:
+                lock.release()
+
+        lock = threading.Lock()
+        job.versions.changing = Watched()
+        syncing = threading.Thread(target=made.sync)
+        bring_in = made.runtime.bring_in
+
+        def between(grant: Any, name: str, tenant: Any) -> None:
+            if tenant.name == "e1" and not syncing.ident:
+                at_the_end.clear()
+                syncing.start()
+                at_the_end.wait(60)  # it wants to commit, and may not before both are in
+                if lock.acquire(blocking=False):  # nobody holds it up: let it
+                    lock.release()
+                    syncing.join()
+            bring_in(grant, name, tenant)
+
+        monkeypatch.setattr(made.runtime, "bring_in", between)
+        assert all(equal(one, two) for one, two in zip(made.rolled_out(), old, strict=True))
+        syncing.join()
+        assert all(equal(one, state_of(made.policy)) for one in made.rolled_out())
+
+
+@pytest.mark.parametrize("policy", ["reload", "keep"])
+def test_plain_bytes_are_published_too(runtime: LocalRuntime, policy: str) -> None:
+    with init("c", {"runtime": runtime}) as job:
+        with job.phase("init"):
+            engine = job.manage("engine", pool="rollout").buffer(5000, "weights", policy)
+            source = job.manage("policy", pool="train").buffer(3000, "weights")
+            source.view()[:] = b"\x01" * 3000
+        for version in range(2, 4):
+            with job.phase("train"):
+                source.view()[:] = bytes([version]) * 3000
+            with job.phase("weight_sync") as sync:
+                with pytest.raises(UsageError, match="outside a buffer of 5000 bytes"):
+                    PlainSync("weight_sync").publish_bytes(engine, source, 4000)
+                with pytest.raises(UsageError, match="3001 bytes of a source of 3000"):
+                    PlainSync("weight_sync").publish_bytes(engine, source, nbytes=3001)
+                sync.publish_bytes(engine, source)
+                sync.publish_bytes(engine, bytes([version + 10]) * 2000, 3000)
+            with job.phase("rollout"):
+                data = bytes(engine.view())
+            assert data == bytes([version]) * 3000 + bytes([version + 10]) * 2000
+        with (
+            job.phase("train") as phase,
+            pytest.raises(UsageError, match="belongs into a weight_sync"),
+        ):
+            phase.publish_bytes(engine, source)
 
 
 def test_off_it_is_the_same_script() -> None:

@@ -27,7 +27,7 @@ devices:
   rollout: ["emulated:h20?scale=4096&speed=50&capacity=832KiB"]
   train: ["emulated:h800?scale=4096&speed=50&capacity=1536KiB"]
 jobs:
-  - {name: backward, kind: grpo, iterations: 3, seed: 1, threads: 1,
+  - {name: backward, kind: grpo, iterations: 3, seed: 1, threads: 1, policy: {weights: reload},
      config: {task: spell_backward, task_options: {min_word_len: 3, max_word_len: 3},
               task_size: 64, max_new_tokens: 3, d_model: 48, prompts_per_step: 4,
               group_size: 16, group_keep: 4, minibatches: 2}}
@@ -102,6 +102,17 @@ def test_two_trainers_that_do_not_fit_together_give_the_same_bits(
         moved = [one for one in whole["switches"] if node in one["devices"] and one["bytes_in"]]
         assert moved, f"both fit on {node}, so nothing was tried"
     assert whole["totals"]["bytes_out"] > 0
+
+
+def test_published_weights_and_copied_ones_give_the_same_bits(spec: Path) -> None:
+    digests = []
+    for text in (SPEC, SPEC.replace("policy: {weights: reload},", "")):
+        spec.write_text(text)
+        run = live.run_jobs(load_spec(spec), ["backward"], Screen(), lambda: False)
+        digests.append((run.jobs[0].weights_digest, run.jobs[0].loss_digest))
+        syncs = {s.devices for s in run.slices if (s.kind, s.phase) == ("phase", "weight_sync")}
+        assert syncs == {("train:0",) if "reload" in text else ("train:0", "rollout:0")}
+    assert digests[0] == digests[1] != (None, None)
 
 
 def test_one_wrong_bit_is_found_and_named(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ def cuda_driver() -> dict[str, object]:
     """What the CUDA driver library says: available (bool), library, driver_version, reason,
     missing, and devices: a list of {ordinal, name, uuid, total_bytes}. Never raises."""
 
+def probe_pages() -> dict[str, str | bool]:
+    """What a small shared mapping gets when it is asked for as the host pool does: ``shmem``: huge,
+    collapsed (small until the kernel was told to) or small, absent where it cannot be tried;
+    ``hugetlb``: whether a reserved huge page can be had now."""
+
 def host_bytes_available() -> int:
     """What this process may still take: MemAvailable and the headroom of its cgroups, page cache
     that the kernel would give back counted as free. A host pool grows up to this."""
@@ -99,9 +104,10 @@ class HostPool:
     def stats(self) -> dict[str, int | str | dict[int, int]]:
         """bytes_registered, bytes_used, bytes_free (kept for their job), bytes_reserved (of these,
         asked for ahead), bytes_growing, bytes_huge (mapped by huge pages), page_kind (``hugetlb``,
-        ``transparent`` or ``small``: of most bytes), pieces, registrations (ever), waits (for a
-        growth in the background), node_bytes (by NUMA node; -1 where the kernel does not confirm
-        it), memlock_bytes (absent where there is no limit)."""
+        ``transparent`` or ``small``: of most bytes), pieces, registrations (ever),
+        registrations_refused (by the driver, and tried again in halves), waits (for a growth in the
+        background), node_bytes (by NUMA node; -1 where the kernel does not confirm it),
+        memlock_bytes (absent where there is no limit)."""
 
 @final
 class Device:
@@ -407,6 +413,10 @@ class Publication:
     def abort(self) -> None: ...
     @property
     def ended(self) -> bool: ...
+
+def commit_together(publications: list[Publication]) -> None:
+    """:meth:`Publication.commit` of all, or of none: also of tenants on several devices. Raises
+    UsageError, TenantFailed; then each can be written on, committed or aborted."""
 
 def xxh3_64(data: builtins.bytes) -> int:
     """XXH3 with 64 bits, seed 0."""

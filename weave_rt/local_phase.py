@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -171,7 +171,7 @@ class LocalPhase(Phase):
             ok = True
         finally:
             job.runtime.waited(grant, ok)
-        job.runtime.begin(grant, job.tenants_on(active.pools))
+        self._begin(active, grant)
         self._taken(active, grant, start_ns)
 
     async def _take_async(self, active: Active, timeout_s: float | None) -> None:
@@ -187,15 +187,18 @@ class LocalPhase(Phase):
             ok = True
         finally:
             job.runtime.waited(grant, ok)
-        switch = asyncio.ensure_future(
-            asyncio.to_thread(job.runtime.begin, grant, job.tenants_on(active.pools))
-        )
+        switch = asyncio.ensure_future(asyncio.to_thread(self._begin, active, grant))
         try:
             await asyncio.shield(switch)
         except asyncio.CancelledError:
             await _settled(switch)  # a switch cannot be stopped half way
             raise
         self._taken(active, grant, start_ns)
+
+    def _begin(self, active: Active, grant: Grant) -> None:
+        """The switch. The engines of a job come in as one: no version arrives in between."""
+        with self.job.versions.changing if "rollout" in active.pools else nullcontext():
+            self.job.runtime.begin(grant, self.job.tenants_on(active.pools))
 
     def _request(self, active: Active) -> Grant:
         """Through the gate: look at the versions, then ask for the permit."""

@@ -17,7 +17,16 @@ from typing import Any, TypeVar
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
 
-__all__ = ["PHASES", "NullPhase", "Phase", "PhaseResult", "PlainSync", "canonical_name", "pools_of"]
+__all__ = [
+    "PHASES",
+    "NullPhase",
+    "Phase",
+    "PhaseResult",
+    "PlainSync",
+    "bytes_to_publish",
+    "canonical_name",
+    "pools_of",
+]
 
 PHASES: dict[str, tuple[str, ...]] = {
     "init": ("train", "rollout"),
@@ -65,6 +74,19 @@ class PhaseResult:
         Raises UsageError for names that only one side has, or other shapes; HostMemoryError."""
         raise UsageError(f"publish belongs into a weight_sync phase, not {self.name!r}")
 
+    def publish_bytes(
+        self, target: Any, source: Any, offset: int = 0, nbytes: int | None = None
+    ) -> None:
+        """In `weight_sync`, for an engine of plain bytes: make the first `nbytes` (default: all) of
+        `source` the bytes of `target` from `offset` on. When they count is as for :meth:`publish`;
+        of a ``reload`` tag every byte in use has to be published in the phase.
+
+        target: a buffer of a tenant that the job manages in the rollout pool. source: a buffer of a
+        tenant that runs in this phase, or contiguous bytes.
+
+        Raises UsageError for bytes outside either, NotResident, HostMemoryError, DriverError."""
+        raise UsageError(f"publish_bytes belongs into a weight_sync phase, not {self.name!r}")
+
     def conclude(self, ok: bool) -> Exception | None:
         """The phase ends. Never raises."""
         return None
@@ -82,6 +104,26 @@ class PlainSync(PhaseResult):
             if isinstance(error, WeaveError):
                 raise
             raise UsageError(f"the weights do not fit the engine: {error}") from error
+
+    def publish_bytes(
+        self, target: Any, source: Any, offset: int = 0, nbytes: int | None = None
+    ) -> None:
+        count = bytes_to_publish(target, source, offset, nbytes)
+        with memoryview(source.view() if hasattr(source, "view") else source) as data:
+            target.view()[offset : offset + count] = data.cast("B")[:count]
+
+
+def bytes_to_publish(target: Any, source: Any, offset: int, nbytes: int | None) -> int:
+    """How many bytes `publish_bytes` moves. Raises UsageError where they do not fit."""
+    there = source.nbytes if hasattr(source, "nbytes") else len(source)
+    count = there if nbytes is None else nbytes
+    if not 0 <= count <= there:
+        raise UsageError(f"{count} bytes of a source of {there} cannot be published")
+    if not 0 <= offset <= target.nbytes - count:
+        raise UsageError(
+            f"bytes {offset} to {offset + count} are outside a buffer of {target.nbytes} bytes"
+        )
+    return count
 
 
 def canonical_name(name: str) -> str:

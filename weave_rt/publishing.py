@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from weave_rt._core import Publication, commit_together
 from weave_rt.errors import UsageError
-from weave_rt.phases import PlainSync
+from weave_rt.phases import PlainSync, bytes_to_publish
+from weave_rt.tenant import Buffer
 
 if TYPE_CHECKING:
-    from weave_rt._core import Publication
     from weave_rt.local_job import LocalJob
     from weave_rt.tenant import Tenant
 
@@ -38,26 +40,41 @@ class Sync(PlainSync):
         if not tenant.publishes:
             PlainSync.publish(self, engine, source)
             return
-        try:
-            if tenant.name not in self.published:
-                self.published[tenant.name] = tenant.core.publish()
+        with self._next_version(tenant) as publication:
             adapter = importlib.import_module("weave_rt.adapters.publish")
-            adapter.publish(self.published[tenant.name], tenant, engine, source)
-        except BaseException:
-            self.failed = True
-            raise
+            adapter.publish(publication, tenant, engine, source)
+
+    def publish_bytes(
+        self, target: Any, source: Any, offset: int = 0, nbytes: int | None = None
+    ) -> None:
+        tenant = self._tenant_of(target.tenant)
+        region, at = target.span.region, target.span.offset + offset
+        if region.policy != "reload":
+            PlainSync.publish_bytes(self, target, source, offset, nbytes)
+            return
+        with self._next_version(tenant) as publication:
+            count = bytes_to_publish(target, source, offset, nbytes)
+            if not count:
+                return
+            if isinstance(source, Buffer):
+                publication.copy(region, at, source.span.region, source.span.offset, count)
+            else:
+                publication.write(region, at, memoryview(source).cast("B")[:count])
 
     def conclude(self, ok: bool) -> Exception | None:
-        """End of the phase: commit, or leave the old versions. Never raises."""
+        """End of the phase: all engines get their new version, or none does. Never raises."""
         publications, self.published = list(self.published.values()), {}
         problem: Exception | None = None
-        for publication in publications:
+        if publications and ok and not self.failed:
+            assert self.job is not None
             try:
-                if ok and not self.failed and problem is None:
-                    publication.commit()
-                    continue
+                # Not in the midst of a rollout that comes in: one engine would be newer.
+                with self.job.versions.changing:
+                    commit_together(publications)
+                return None
             except Exception as error:
                 problem = error
+        for publication in publications:
             publication.abort()
         return problem
 
@@ -65,6 +82,17 @@ class Sync(PlainSync):
     def commits(self) -> bool:
         """Whether there is something to commit."""
         return bool(self.published) and not self.failed
+
+    @contextmanager
+    def _next_version(self, tenant: Tenant) -> Iterator[Publication]:
+        """What the tenant gets in this phase. An exception inside drops it all."""
+        try:
+            if tenant.name not in self.published:
+                self.published[tenant.name] = tenant.core.publish()
+            yield self.published[tenant.name]
+        except BaseException:
+            self.failed = True
+            raise
 
     def _tenant_of(self, engine: Any) -> Tenant:
         assert self.job is not None

@@ -60,34 +60,34 @@ def naming_tensors() -> Iterator[None]:
 
 
 class Buffer:
-    """Plain bytes in a region. They are freed with the last reference to the buffer."""
+    """Plain bytes in a region, `span` of `tenant`; freed with the last reference to the buffer."""
 
     def __init__(self, tenant: Tenant, span: Span) -> None:
-        self._tenant = tenant
-        self._span = span
+        self.tenant = tenant
+        self.span = span
 
     @property
     def address(self) -> int:
         """Device address; the same for the buffer's whole life."""
-        return self._span.address
+        return self.span.address
 
     @property
     def nbytes(self) -> int:
-        return self._span.bytes
+        return self.span.bytes
 
     @property
     def tag(self) -> str:
-        return self._span.region.tag
+        return self.span.region.tag
 
     def view(self) -> memoryview:
         """The bytes, writable, unsigned. Take a new view in each phase: an older one reads memory
         that may have been handed over.
 
         Raises NotResident outside the tenant's phase, UsageError on a GPU."""
-        self._tenant.check_resident(self.tag)
-        if self._tenant.device.kind != "emulated":
+        self.tenant.check_resident(self.tag)
+        if self.tenant.device.kind != "emulated":
             raise UsageError("a buffer on a GPU has no CPU view; use its address")
-        return memoryview(self._span).cast("B")
+        return memoryview(self.span).cast("B")
 
 
 class Tenant(TagCalls):

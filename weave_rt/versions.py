@@ -1,7 +1,8 @@
 """Weight versions of a job: whether a rollout may run on what the engine has.
 
 Called by phases. A clean ``train`` phase makes a new policy version, a clean ``weight_sync``
-commits it to the engine. One lock, held for a few assignments.
+commits it to the engine. One lock, held for a few assignments, and one that is held while the
+engines of a job come in or get a version that was published, so that they all have the same one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Versions:
         self._lock = threading.Lock()
         self.policy = 0
         self.engine = 0
+        self.changing = threading.Lock()
         self._half_published = False
         self._generations: dict[tuple[str, str], int] = {}
 

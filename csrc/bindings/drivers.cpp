@@ -5,6 +5,7 @@
 
 #include "bindings/bind.hpp"
 #include "core/host_memory.hpp"
+#include "core/host_pages.hpp"
 #include "driver/faults.hpp"
 #include "driver/load.hpp"
 #include "emu/emulator.hpp"
@@ -189,6 +190,16 @@ void bind_drivers(py::module_& module) {
   module.def("parse_emulated", &parse_emulated, py::arg("spec"));
   module.def("cuda_driver", &cuda_driver);
   module.def("host_bytes_available", &host_bytes_available);
+  module.def("probe_pages", [] {
+    const auto found = [] {
+      const py::gil_scoped_release release;
+      return HostPages::probe();
+    }();
+    py::dict result;
+    if (found.shmem != nullptr) result["shmem"] = found.shmem;
+    result["hugetlb"] = found.hugetlb;
+    return result;
+  });
 }
 
 }  // namespace weave::bindings

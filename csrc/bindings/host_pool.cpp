@@ -23,6 +23,7 @@ py::dict pool_stats(const HostPoolObject& self) {
   result["page_kind"] = page_kind_name(stats.kind);
   result["pieces"] = stats.pieces;
   result["registrations"] = stats.registrations;
+  result["registrations_refused"] = stats.refused;
   result["waits"] = stats.waits;
   py::dict nodes;
   for (const auto& node : stats.nodes) nodes[py::int_(node.node)] = node.bytes;

@@ -35,6 +35,16 @@ void copy(PublicationObject& self, const RegionObject& region, Bytes offset,
                              offset);
 }
 
+void commit_together(const std::vector<PublicationObject*>& publications) {
+  std::vector<Device::Version> versions;
+  for (const auto* one : publications) {
+    if (one == nullptr) throw UsageError("commit_together takes publications");
+    versions.push_back({one->owner->device.get(), one->publication});
+  }
+  const py::gil_scoped_release release;
+  Device::commit_together(versions);
+}
+
 std::uint64_t checksum(const py::bytes& data, bool of_block) {
   const std::string_view text = data;
   // Only reads: ranges name host memory that is written elsewhere.
@@ -59,6 +69,7 @@ void bind_publishing(py::module_& module) {
           ReleaseGil())
       .def_property_readonly(
           "ended", locked([](const PublicationObject& self) { return self.publication->ended(); }));
+  module.def("commit_together", &commit_together, py::arg("publications"));
   module.def(
       "xxh3_64", [](const py::bytes& data) { return checksum(data, false); }, py::arg("data"));
   module.def(

@@ -239,6 +239,10 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
     lock.lock();
     if (copied.in || copied.out) copy->ended_ns_ = now();
     commit(step, copied);
+    // What was taken back while it was copied was copied for nothing.
+    if (copy->region_ != nullptr && copied.out && step.out_is_stale) {
+      copy->bytes_done_ -= tools_.frames.block_bytes();
+    }
     if (copied.error != nullptr) {
       end(copy, copied.error);
     } else if (copy->cancelled_) {

@@ -98,11 +98,19 @@ class Device : private Spiller {
   bool verifies() const;
 
   // The next version of a tenant's reload regions, see publication.hpp; in any state of the tenant
-  // but FAILED, while another one may run here. One at a time. commit() is all or nothing; a tenant
-  // that runs then keeps its version until it next comes in. Throw UsageError, Refusal
-  // (host_memory), DriverError; then nothing has changed.
+  // but FAILED, while another one may run here. One at a time. A commit is all or nothing, also
+  // where it is of several tenants on several devices; a tenant that runs then keeps its version
+  // until it next comes in. Throw UsageError, Refusal (host_memory), DriverError; then nothing has
+  // changed.
+  struct Version {
+    Device* device;  // of the publication's tenant
+    std::shared_ptr<Publication> publication;
+  };
   std::shared_ptr<Publication> begin_publish(const std::shared_ptr<Tenant>& tenant);
-  void commit(const std::shared_ptr<Publication>& publication);
+  static void commit_together(const std::vector<Version>& versions);
+  void commit(const std::shared_ptr<Publication>& publication) {
+    commit_together({{this, publication}});
+  }
   void abort(const std::shared_ptr<Publication>& publication) noexcept;
   // Copy bytes of a region whose tenant runs here into a version that is being published, by the
   // engine. Throws UsageError, Refusal, DriverError; then they do not count as written.

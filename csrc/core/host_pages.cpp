@@ -109,6 +109,23 @@ HostPages::HostPages(const Options& options) : bytes_(options.bytes) {
 
 HostPages::~HostPages() { unmap(); }
 
+HostPages::Probe HostPages::probe() {
+  Probe found;
+  {
+    HostPages reserved(kHugeBytes);
+    found.hugetlb = reserved.map(true);
+  }
+  HostPages shared(kHugeBytes);
+  if (!shared.map(false)) return found;
+  madvise(shared.data_, kHugeBytes, MADV_HUGEPAGE);
+  if (touch(shared.data_, kHugeBytes) != 0) return found;
+  found.shmem = "huge";
+  if (huge_bytes_mapped(shared.data_, kHugeBytes) != 0) return found;
+  madvise(shared.data_, kHugeBytes, MADV_COLLAPSE);
+  found.shmem = huge_bytes_mapped(shared.data_, kHugeBytes) != 0 ? "collapsed" : "small";
+  return found;
+}
+
 // False, with errno set, when there is no such memory. Aligned to a huge page, for either kind.
 bool HostPages::map(bool hugetlb) {
   const unsigned flags = MFD_CLOEXEC | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0U);

@@ -2,7 +2,7 @@
 // mapped, near one NUMA node, every page there. Huge pages where the host has them: reserved ones
 // (hugetlb) first, then transparent ones, else small ones; what kind it is comes from what is
 // mapped, never from what a call promised. Not inherited by forked children, which would go on
-// writing into memory that a copy engine reads. Called by host_pool.cpp; no lock.
+// writing into memory that a copy engine reads. Called by host_piece.cpp; no lock.
 #pragma once
 
 #include <atomic>
@@ -36,6 +36,15 @@ class HostPages {
 
   struct Cancelled {};
 
+  // What a mapping of one huge page gets on this host, asked for as pieces are. shmem: `huge` by
+  // advice, `collapsed` when the kernel is told to, `small`; null where it cannot be tried.
+  // hugetlb: whether a reserved page can be had now (it is not touched, which could be fatal).
+  struct Probe {
+    const char* shmem = nullptr;
+    bool hugetlb = false;
+  };
+  static Probe probe();
+
   std::byte* data() const { return data_; }
   Bytes bytes() const { return bytes_; }
   PageKind kind() const { return kind_; }
@@ -44,6 +53,7 @@ class HostPages {
   int node() const { return node_; }
 
  private:
+  explicit HostPages(Bytes bytes) : bytes_(bytes) {}
   bool map(bool hugetlb);
   void unmap();
   bool populate(const Options& options);

@@ -10,9 +10,7 @@ namespace weave {
 
 namespace {
 
-constexpr Bytes kKeptShare = 8;                // free pieces: this part of the budget
-constexpr Bytes kPauseFrom = Bytes{64} << 20;  // smaller registrations disturb nobody
-constexpr std::int64_t kPauseNs = 1'000'000;   // between two registrations
+constexpr Bytes kKeptShare = 8;  // free pieces: this part of the budget
 
 Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
   Refusal refusal(Refusal::Kind::host_memory, why + ": " + std::to_string(needed) +
@@ -21,14 +19,6 @@ Refusal refuse(const std::string& why, Bytes needed, Bytes available) {
   refusal.bytes_needed = needed;
   refusal.bytes_available = available;
   return refusal;
-}
-
-// Where the next piece goes: the node that was asked for if it has room, else the one with most.
-NumaNode choose_node(const std::vector<NumaNode>& nodes, int wanted, Bytes bytes) {
-  for (const auto& node : nodes) {
-    if (node.id == wanted && node.bytes_free >= bytes) return node;
-  }
-  return *std::ranges::max_element(nodes, {}, &NumaNode::bytes_free);
 }
 
 }  // namespace
@@ -88,6 +78,7 @@ HostPool::Stats HostPool::stats() const {
   stats.growing = growing_;
   stats.pieces = pieces_.size();
   stats.registrations = registrations_;
+  stats.refused = refused_;
   stats.waits = waits_;
   std::map<PageKind, Bytes> kinds;
   std::map<int, NodeStats> nodes;
@@ -225,32 +216,18 @@ Bytes HostPool::claim(std::unique_lock<std::mutex>& lock, const std::string& job
   return claimed;
 }
 
-std::unique_ptr<HostPiece> HostPool::make_piece(const std::string& job, Bytes bytes, Bytes unit,
-                                                int node, const std::atomic<bool>* cancel) const {
-  HostPages::Options options;
-  options.bytes = bytes;
-  options.bind = nodes_.size() > 1;
-  // What is free on each node changes; with one node there is nothing to choose.
-  options.node = options.bind ? choose_node(numa_nodes(), node, bytes) : nodes_.front();
-  options.cancel = cancel;
-  auto piece = std::make_unique<HostPiece>(job, unit, options, context_);
-  if (bytes >= kPauseFrom) {
-    const auto& table = context_->driver().table;
-    table.sleep_until_ns(table.now_ns() + kPauseNs);
-  }
-  return piece;
-}
-
 // All or none, in the caller's thread. pre: locked; unlocked while it grows.
 void HostPool::grow(std::unique_lock<std::mutex>& lock, const std::string& job, Bytes bytes,
                     Bytes unit, int node) {
   bytes = claim(lock, job, bytes, unit, true);
-  const Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
+  Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
   Pieces fresh;
   lock.unlock();
   try {
     for (Bytes done = 0; done < bytes; done += fresh.back()->bytes()) {
-      fresh.push_back(make_piece(job, std::min(bytes - done, piece_max), unit, node, nullptr));
+      const Bytes wanted = std::min(bytes - done, piece_max);
+      fresh.push_back(make_piece(job, wanted, unit, node, nullptr));
+      if (fresh.back()->bytes() < wanted) piece_max = fresh.back()->bytes();
     }
   } catch (...) {
     while (!fresh.empty()) fresh.pop_back();  // the latest first
@@ -315,16 +292,18 @@ std::shared_ptr<HostGrowth> HostPool::reserve(const std::string& job, Bytes byte
 // time the growth fails or is cancelled is given back.
 void HostPool::grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit,
                                   int node) {
-  const Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
+  Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
   std::exception_ptr error;
   Bytes left = growth.total();
   try {
     while (left > 0 && !growth.cancel_) {
-      const Bytes bytes = std::min(left, piece_max);
-      if (const Bytes available = host_bytes_available(); bytes > available) {
-        throw refuse("this host has no memory left to pin", bytes, available);
+      const Bytes wanted = std::min(left, piece_max);
+      if (const Bytes available = host_bytes_available(); wanted > available) {
+        throw refuse("this host has no memory left to pin", wanted, available);
       }
-      auto piece = make_piece(job, bytes, unit, node, &growth.cancel_);
+      auto piece = make_piece(job, wanted, unit, node, &growth.cancel_);
+      const Bytes bytes = piece->bytes();
+      if (bytes < wanted) piece_max = bytes;
       piece->growth = growth.id_;
       piece->reserved = true;
       const std::lock_guard lock(mutex_);

@@ -1,8 +1,9 @@
 // core/host_pool.hpp: pinned host memory. Pieces are memfds of at most 1 GiB, each given to one job
 // for its life (so that one job's process can never map another's bytes) and registered PORTABLE on
 // its own, with pauses (one registration of 512 GiB fails on r580 drivers, and a huge one blocks
-// every other process). Tenants take extents from the pieces of their job; an extent never crosses
-// a registration's edge. Each piece lies on one NUMA node.
+// every other process); a piece that the driver refuses is tried in halves (host_pinning.cpp).
+// Tenants take extents from the pieces of their job; an extent never crosses a registration's edge.
+// Each piece lies on one NUMA node.
 //
 // A piece that becomes free is kept for its job, because pinning is dear, but only so long as all
 // that are kept are at most an eighth of the budget; a growth that needs the memory, trim() and the
@@ -111,6 +112,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
     PageKind kind = PageKind::small;  // of most bytes
     std::size_t pieces = 0;
     std::uint64_t registrations = 0;  // ever made
+    std::uint64_t refused = 0;        // that the driver refused and that were tried in halves
     std::uint64_t waits = 0;          // allocations that waited for a growth in the background
     std::vector<NodeStats> nodes;     // pieces by node; -1: where the kernel does not confirm it
   };
@@ -143,7 +145,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   void grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit, int node);
   bool is_growing(const std::string& job) const;
   std::unique_ptr<HostPiece> make_piece(const std::string& job, Bytes bytes, Bytes unit, int node,
-                                        const std::atomic<bool>* cancel) const;
+                                        const std::atomic<bool>* cancel);
   void give_back(HostPiece* piece, std::byte* data, Bytes bytes) noexcept;
 
   const ContextRef context_;
@@ -164,6 +166,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
   std::uint64_t registrations_ = 0;
   std::uint64_t growths_ = 0;  // in the background, ever: their ids
   std::uint64_t waits_ = 0;
+  std::atomic<std::uint64_t> refused_{0};  // counted without the lock
 };
 
 }  // namespace weave

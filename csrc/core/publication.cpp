@@ -1,6 +1,8 @@
 #include "core/publication.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <list>
 #include <utility>
 
 #include "core/checksum.hpp"
@@ -10,7 +12,9 @@ namespace weave {
 
 Publication::Writing::Writing(Publication& publication) : publication_(publication) {
   const std::lock_guard lock(publication_.mutex_);
-  if (publication_.ended_) throw UsageError("this version was committed or dropped already");
+  if (publication_.state_ != State::open) {
+    throw UsageError("this version was committed or dropped already");
+  }
   ++publication_.writing_;
 }
 
@@ -19,15 +23,9 @@ Publication::Writing::~Writing() {
   if (--publication_.writing_ == 0) publication_.written_.notify_all();
 }
 
-// From now on nobody begins to write; then wait for who is at it.
-void Publication::end(std::unique_lock<std::mutex>& lock) noexcept {
-  ended_ = true;
-  written_.wait(lock, [&] { return writing_ == 0; });
-}
-
 // The part of `region`, which has these bytes. pre: locked.
 std::size_t Publication::find(const Region& region, Bytes offset, Bytes bytes) const {
-  if (ended_) throw UsageError("this version was committed or dropped already");
+  if (state_ == State::ended) throw UsageError("this version was committed or dropped already");
   const auto part = std::ranges::find_if(
       parts_, [&](const Part& candidate) { return candidate.region.get() == &region; });
   if (part == parts_.end()) {
@@ -67,18 +65,37 @@ std::vector<Extent> Publication::forfeit(const std::shared_ptr<Region>& region, 
                                          Bytes bytes) {
   const std::lock_guard lock(mutex_);
   std::vector<Extent> extents;
-  if (ended_) return extents;
+  if (state_ == State::ended) return extents;
   Part& part = parts_[find(*region, offset, bytes)];
   for (Bytes at = offset / region->block_bytes; at * region->block_bytes < offset + bytes; ++at) {
     extents.push_back(std::move(part.extents[at]));
   }
-  ended_ = true;
+  state_ = State::ended;
   return extents;
 }
 
-std::vector<Publication::Part> Publication::take_complete() {
+void Publication::seal() {
   std::unique_lock lock(mutex_);
-  if (ended_) throw UsageError("this version was committed or dropped already");
+  if (state_ != State::open) throw UsageError("this version was committed or dropped already");
+  state_ = State::sealed;
+  written_.wait(lock, [&] { return writing_ == 0; });
+  try {
+    require_complete();
+  } catch (...) {
+    if (state_ == State::sealed) state_ = State::open;
+    throw;
+  }
+}
+
+void Publication::reopen() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::sealed) state_ = State::open;
+}
+
+// pre: locked.
+void Publication::require_complete() const {
+  // Who wrote last may have had to forfeit it.
+  if (state_ == State::ended) throw UsageError("a copy into this version failed; publish again");
   for (const auto& part : parts_) {
     const Region& region = *part.region;
     if (part.extents.size() != region.slots.size()) {
@@ -91,18 +108,17 @@ std::vector<Publication::Part> Publication::take_complete() {
     throw UsageError(std::to_string(missing) + " bytes of region " + region.tag + " of tenant " +
                      tenant->label() + " were not published; the old version stays");
   }
-  end(lock);
-  return std::move(parts_);
 }
 
 bool Publication::ended() const {
   const std::lock_guard lock(mutex_);
-  return ended_;
+  return state_ == State::ended;
 }
 
 std::vector<Publication::Part> Publication::take() noexcept {
   std::unique_lock lock(mutex_);
-  end(lock);
+  state_ = State::ended;
+  written_.wait(lock, [&] { return writing_ == 0; });
   return std::move(parts_);
 }
 
@@ -137,15 +153,32 @@ std::shared_ptr<Publication> Device::begin_publish_once(const std::shared_ptr<Te
   return made;
 }
 
-void Device::commit(const std::shared_ptr<Publication>& publication) {
-  const Foreground lock(*this);
-  const auto& tenant = publication->tenant;
-  require_usable(*tenant);
-  auto parts = publication->take_complete();
-  // Not under a tenant that runs: it gets the version when it next comes in.
-  drop_spare(tenant->committed);
-  tenant->committed = std::move(parts);
-  apply_committed(*tenant);
+void Device::commit_together(const std::vector<Version>& versions) {
+  std::vector<Device*> devices;
+  for (const auto& version : versions) devices.push_back(version.device);
+  std::ranges::sort(devices, std::less<>{});
+  devices.erase(std::ranges::unique(devices).begin(), devices.end());
+  std::list<Foreground> locks;
+  for (Device* device : devices) locks.emplace_back(*device);
+  // First all that can be refused, then what cannot.
+  std::size_t sealed = 0;
+  try {
+    for (const auto& [device, publication] : versions) {
+      device->require_usable(*publication->tenant);
+      publication->seal();
+      ++sealed;
+    }
+  } catch (...) {
+    for (std::size_t index = 0; index < sealed; ++index) versions[index].publication->reopen();
+    throw;
+  }
+  for (const auto& [device, publication] : versions) {
+    // Not under a tenant that runs: it gets the version when it next comes in.
+    Tenant& tenant = *publication->tenant;
+    device->drop_spare(tenant.committed);
+    tenant.committed = publication->take();
+  }
+  for (const auto& [device, publication] : versions) device->apply_committed(*publication->tenant);
 }
 
 void Device::abort(const std::shared_ptr<Publication>& publication) noexcept {

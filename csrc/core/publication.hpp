@@ -1,8 +1,9 @@
 // core/publication.hpp: the next version of a tenant's `reload` regions while it is being written:
 // a second set of extents, filled by the trainer's side while another job may own the device, and
-// swapped in as a whole by Device::commit(). Dropped without that, the old version stays. Lock: its
-// own mutex, a leaf; Device's operations on a publication (begin_publish, commit, abort, read) take
-// it under Device::mutex_, place() and wrote() without.
+// swapped in as a whole by Device::commit_together(), with those of other tenants, on other devices
+// too. Dropped without that, the old version stays. Lock: its own mutex, a leaf; Device's
+// operations on a publication (begin_publish, commit, abort, read) take it under Device::mutex_,
+// place() and wrote() without.
 #pragma once
 
 #include <condition_variable>
@@ -49,22 +50,26 @@ class Publication {
   // and the version can only be dropped.
   std::vector<Extent> forfeit(const std::shared_ptr<Region>& region, Bytes offset, Bytes bytes);
 
-  // Nothing can be written any more; what was is handed over. Throws UsageError: ended already, or
-  // a region has bytes that were not written, or has grown since.
-  std::vector<Part> take_complete();
+  // Nobody begins to write any more, who does has ended, and every byte is there. Throws
+  // UsageError: ended already, or a region has bytes that were not written, or has grown since;
+  // then it can be written on, as after reopen().
+  void seal();
+  void reopen() noexcept;
   bool ended() const;
-  std::vector<Part> take() noexcept;  // for an abort
+  // The end: what was written is handed over.
+  std::vector<Part> take() noexcept;
 
  private:
-  std::size_t find(const Region& region, Bytes offset, Bytes bytes) const;
+  enum class State { open, sealed, ended };
 
-  void end(std::unique_lock<std::mutex>& lock) noexcept;
+  std::size_t find(const Region& region, Bytes offset, Bytes bytes) const;
+  void require_complete() const;
 
   mutable std::mutex mutex_;  // leaf lock
   std::condition_variable written_;
   int writing_ = 0;
   std::vector<Part> parts_;
-  bool ended_ = false;
+  State state_ = State::open;
 };
 
 }  // namespace weave

@@ -6,7 +6,6 @@ finished importing by then.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +13,8 @@ import typer
 
 from weave_rt.errors import UsageError
 from weave_scheduler.benchtables import comparison_tables, record_tables
-from weave_scheduler.outdir import check_target, write_whole
+from weave_scheduler.outdir import check_target
+from weave_scheduler.tables import bench_table
 
 __all__ = ["add_to"]
 
@@ -61,7 +61,7 @@ def switch(
     """How long a switch takes against the limit of the link and against naive ways."""
     import importlib
 
-    from weave_scheduler.cli import _say, _show, _to_stderr
+    from weave_scheduler.cli import _keep, _to_stderr
 
     if out is not None:
         check_target(out)
@@ -72,12 +72,7 @@ def switch(
     if arms is not None:
         options["arms"] = arms.split(",")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr, **options)
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, record_tables(record), as_json)
-    if out is not None:
-        _say(f"written: {out}", as_json)
-    return 0
+    return _keep(record, out, as_json, record_tables(record))
 
 
 def pool(
@@ -98,7 +93,7 @@ def pool(
         check_target(out)
     benchmark = importlib.import_module("weave_rt.benchmarks.pool")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
-    return _keep(record, out, as_json, *benchmark.lines(record))
+    return _keep(record, out, as_json, [bench_table(record)], benchmark.lines(record))
 
 
 def report(
@@ -164,7 +159,8 @@ def compare(
         typer.Option(
             "--fail-above",
             metavar="FACTOR",
-            help="Exit 1 when the whole interval of a headline's change lies above it.",
+            help="Exit 1 when the whole interval of a headline's change (new over old) lies above"
+            " it: 1.1 allows a tenth more time, 0.9 asks for a tenth less.",
         ),
     ] = None,
     as_json: Json = False,
@@ -188,6 +184,7 @@ def compare(
         if comparison[f"only_{side}"]:
             _say(f"only in the {side} one: {', '.join(comparison[f'only_{side}'])}", as_json)
     if comparison["regressed"]:
-        _complain(f"slower by more than {fail_above}: {', '.join(comparison['regressed'])}")
+        found = ", ".join(comparison["regressed"])
+        _complain(f"takes more than {fail_above} times as long as before: {found}")
         return 1
     return 0

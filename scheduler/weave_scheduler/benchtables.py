@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weave_rt.benchmarks.report import factors, is_emulated, rows
-from weave_scheduler.tables import Table
+from weave_rt.benchmarks.report import factors, is_emulated, is_overlay, rows
+from weave_scheduler.tables import Table, overlay_live_table, overlay_table
 from weave_scheduler.units import format_bytes, format_duration
 
 __all__ = ["comparison_tables", "record_tables"]
@@ -19,6 +19,8 @@ def record_tables(record: dict[str, Any], name: str = "") -> list[Table]:
     """Cases and factors of one record; `name` goes into the titles."""
     note = "ratios only: the device is emulated" if is_emulated(record) else ""
     title = " ".join(part for part in ("Cases", f"of {name}" if name else "") if part)
+    if is_overlay(record):  # its times are those of planning, and the device's are bytes
+        return [overlay_table(record, title), overlay_live_table(record)]
     cases = _table(
         f"{title} ({note})" if note else title,
         rows(record),

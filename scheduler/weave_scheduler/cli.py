@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
@@ -26,6 +26,7 @@ from typer.core import TyperGroup
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
 from weave_scheduler import benchcommands, simcommand
+from weave_scheduler.benchtables import record_tables
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
@@ -34,8 +35,6 @@ from weave_scheduler.tables import (
     drift_table,
     excess_table,
     job_table,
-    overlay_live_table,
-    overlay_table,
     pool_table,
     profile_table,
     total_table,
@@ -312,7 +311,7 @@ def sched(
     from weave_scheduler.benchmarks.sched import run as measure
 
     record = measure(full, _to_stderr)
-    return _keep(record, out, as_json)
+    return _keep(record, out, as_json, [bench_table(record)])
 
 
 @bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
@@ -327,10 +326,7 @@ def overlay(
     from weave_rt.benchmarks.overlay import run as measure
 
     record = measure(device, full, _to_stderr)
-    if out is not None:
-        write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [overlay_table(record), overlay_live_table(record)], as_json)
-    return 0
+    return _keep(record, out, as_json, record_tables(record))
 
 
 @app.command(hidden=True)
@@ -345,11 +341,17 @@ def solo_job(
     return serve_solo(spec, job, result_fd)
 
 
-def _keep(record: dict[str, Any], out: Path | None, as_json: bool, *lines: str) -> int:
+def _keep(
+    record: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+    tables: list[Table],
+    lines: Sequence[str] = (),
+) -> int:
     """Write and print the record of a benchmark."""
     if out is not None:
         write_whole(out, json.dumps(record, indent=2) + "\n")
-    _show(record, [bench_table(record)], as_json)
+    _show(record, tables, as_json)
     for line in lines:
         _say(line, as_json)
     if out is not None:

@@ -7,13 +7,14 @@ objects and more than one document in a file are refused with one line.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-__all__ = ["Document", "SpecError", "read_document"]
+__all__ = ["Document", "SpecError", "is_trace", "read_document"]
 
 _BYTES_MAX = 4 * 2**20  # a spec is a page of text; this refuses a model or log given by mistake
 
@@ -76,7 +77,20 @@ def read_document(path: Path) -> Document:
         raise SpecError(f"{path}: is not UTF-8 text; give a YAML file") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    if is_trace(text):
+        raise SpecError(
+            f"{path}: is a trace, which names no devices; give a spec, or use weave simulate"
+        )
     return parse_document(text, str(path))
+
+
+def is_trace(text: str) -> bool:
+    """Whether the text of a file begins as a trace does."""
+    try:
+        head = json.loads(text.split("\n", 1)[0])
+    except ValueError:
+        return False
+    return isinstance(head, dict) and head.get("format") == "weave-trace"
 
 
 def parse_document(text: str, file: str) -> Document:

@@ -9,21 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weave_scheduler.groupmath import Step, Turn
-from weave_scheduler.laws import POOLS_OF
+from weave_scheduler.jobphases import pools_held, turn_phases
 from weave_scheduler.model import Placement
 from weave_scheduler.spec import JobSpec
 
-__all__ = ["live_turns", "turn_phases"]
-
-_GRPO = ("rollout", "reward", "train", "weight_sync")
-
-
-def turn_phases(job: JobSpec) -> tuple[str, ...]:
-    """The phases that the job runs in every iteration, in order; ``init`` and the like are not."""
-    if job.kind == "grpo":
-        return _GRPO
-    given = job.phases.given() if job.phases else {}
-    return tuple(phase for phase in given if phase != "init")
+__all__ = ["live_turns"]
 
 
 def live_turns(
@@ -36,7 +26,9 @@ def live_turns(
             Step(
                 phase,
                 1,
-                frozenset(names[pool][n] for pool in POOLS_OF[phase] for n in placement.of(pool)),
+                frozenset(
+                    names[pool][n] for pool in pools_held(job, phase) for n in placement.of(pool)
+                ),
                 () if at == 0 else (at - 1,),
             )
             for at, phase in enumerate(turn_phases(job))

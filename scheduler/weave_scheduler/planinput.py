@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from weave_scheduler.document import SpecError
 from weave_scheduler.gpus import Gpu
-from weave_scheduler.laws import POOLS_OF
-from weave_scheduler.liveorder import turn_phases
+from weave_scheduler.jobphases import pools_held, tag_policy, turn_phases
 from weave_scheduler.model import Degree, JobModel, Need, Node, Phase, PoolModel
 from weave_scheduler.montecarlo import least_draws
 from weave_scheduler.policies.settings import Settings
@@ -35,8 +34,6 @@ UNKNOWN_BYTES = 2**62
 
 #: Joint draws of a test in mode ``quantile``, at most.
 MOST_DRAWS = 5000
-
-_DISCARDED = ("kv_cache", "scratch")  # tags whose bytes do not survive a suspend by default
 
 
 def settings_of(spec: Spec) -> Settings:
@@ -113,7 +110,7 @@ def job_model(job: JobSpec) -> JobModel:
                 f" {name}: 100s"
             )
         after = (phases[-1].name,) if phases else ()
-        phases.append(Phase(name, POOLS_OF[name], given[name], after))
+        phases.append(Phase(name, pools_held(job, name), given[name], after))
     if not phases:
         raise ValueError(f"job {job.name}: phases: none is given; a plan needs durations")
     rollout, train = (_asked(job, pool) for pool in POOLS)
@@ -144,8 +141,7 @@ def need_of(job: JobSpec, pool: str) -> Need:
     """Bytes per node: what the job's state takes in host memory, and what a phase needs. What is
     reloaded gets its bytes by publishing, which fills a second place on the host."""
     sizes: dict[str, int] = getattr(job.state, pool) if job.state else {}
-    policies: dict[str, str] = dict(job.policy.items())
-    policy = {tag: policies.get(tag, "discard" if tag in _DISCARDED else "keep") for tag in sizes}
+    policy = {tag: tag_policy(job, pool, tag) for tag in sizes}
     kept = sum(size for tag, size in sizes.items() if policy[tag] == "keep")
     stored = sum(size for tag, size in sizes.items() if policy[tag] != "discard")
     outside = getattr(job.unmanaged, pool) if job.unmanaged else Outside()

@@ -11,7 +11,7 @@ from weave_rt.conditions import now_utc
 from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
 from weave_scheduler.devices import listed_gpus
-from weave_scheduler.document import SpecError
+from weave_scheduler.document import SpecError, is_trace
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.plan import Plan, make_plan, one_group
 from weave_scheduler.plandrawing import draw_group
@@ -32,7 +32,7 @@ from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
 from weave_scheduler.units import format_duration, format_money
 
-__all__ = ["Shown", "is_trace", "plan_file", "run_order", "run_plan"]
+__all__ = ["Shown", "plan_file", "run_order", "run_plan"]
 
 
 _DRAWN = 20  # groups, at most
@@ -94,15 +94,6 @@ def _decision_in(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) and "format" in content else None
-
-
-def is_trace(text: str) -> bool:
-    """Whether the text of a file begins as a trace does."""
-    try:
-        head = json.loads(text.split("\n", 1)[0])
-    except ValueError:
-        return False
-    return isinstance(head, dict) and head.get("format") == "weave-trace"
 
 
 def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path | None) -> Shown:

@@ -120,7 +120,7 @@ class Screen:
         elif job.stopped:
             self._print(f"{job.name}: stopped after {job.iterations} iterations")
         else:
-            self._print(f"{job.name}: done in {format_duration(job.wall_s)}")
+            self._print(f"{job.name}: done in {format_duration(job.wall_s)} of the device clock")
 
     def _print(self, text: str) -> None:
         with suppress(OSError):  # a terminal that is gone

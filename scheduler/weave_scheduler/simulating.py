@@ -22,13 +22,12 @@ from weave_rt.errors import UsageError
 from weave_scheduler.benchmarks.workload import paper_pools
 from weave_scheduler.conditions import conditions
 from weave_scheduler.devices import listed_gpus
-from weave_scheduler.document import SpecError
+from weave_scheduler.document import SpecError, is_trace
 from weave_scheduler.groupdriver import Ran
 from weave_scheduler.jobs import Iteration
 from weave_scheduler.model import Group, JobModel, PairCost, PoolModel
 from weave_scheduler.outdir import OutDir
 from weave_scheduler.planinput import check_quantile, job_models, pool_models, settings_of
-from weave_scheduler.planning import is_trace
 from weave_scheduler.policies.cluster import Resident
 from weave_scheduler.policies.names import POLICIES, policy_of
 from weave_scheduler.policies.settings import Settings

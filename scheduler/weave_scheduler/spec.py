@@ -40,7 +40,7 @@ _DEVICE = re.compile(r"auto|cuda:\d{1,3}|emulated:[A-Za-z0-9_.-]+(\?\S*)?", re.A
 class Strict(BaseModel):
     """Base of all tables of a spec: frozen, no conversions, unknown keys refused by name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

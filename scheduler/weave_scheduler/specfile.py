@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from weave_scheduler.document import Document, SpecError, parse_document, read_document
-from weave_scheduler.laws import POOLS_OF
+from weave_scheduler.jobphases import pools_held
 from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec, State
 
 __all__ = ["SpecFile", "load_spec", "parse_spec"]
@@ -66,6 +66,7 @@ _WORDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "literal_error": lambda ctx: f"is not known; allowed: {ctx['expected']}",
     "int_type": lambda _: "must be a whole number",
     "float_type": lambda _: "must be a number",
+    "finite_number": lambda _: "must be a finite number",
     "bool_type": lambda _: "must be true or false",
     "string_type": lambda _: "must be text; put it in quotes",
     "dict_type": lambda _: "must be a mapping",
@@ -115,7 +116,7 @@ def _synthetic_mistakes(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[
         yield loaded.error("kind synthetic needs at least one, like rollout: 10s", *at, "phases")
     state = job.state or State()
     for pool in POOLS:
-        used = any(pool in POOLS_OF[phase] for phase in laws)
+        used = any(pool in pools_held(job, phase) for phase in laws)
         if getattr(state, pool) and not used:
             yield loaded.error(f"no phase of the job uses the {pool} pool", *at, "state", pool)
     for tag in job.policy:

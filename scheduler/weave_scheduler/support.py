@@ -17,6 +17,9 @@ __all__ = ["Placement", "check_runnable", "node_count", "notes", "place_jobs"]
 
 _LATER = "is not supported by this version of weave run"
 
+#: What the engine of a ``grpo`` job may do with its tags; others stay as they are by default.
+_GRPO_POLICIES = {"weights": ("keep", "reload"), "kv_cache": ("discard", "keep")}
+
 
 def check_runnable(loaded: SpecFile) -> dict[str, Placement]:
     """The placement of every job. Raises SpecError for what ``weave run`` cannot do."""
@@ -112,6 +115,10 @@ def _job_refusals(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[SpecEr
     }.items():
         if wrong:
             yield loaded.error(f"{getattr(job, key)} {_LATER}; remove the key", *at, key)
-    for tag, policy in job.policy.items():
-        if policy == "reload":
-            yield loaded.error(f"reload {_LATER}; allowed: keep, discard", *at, "policy", tag)
+    for tag, policy in job.policy.items() if job.kind == "grpo" else ():
+        allowed = _GRPO_POLICIES.get(tag, ("discard",) if tag == "scratch" else ("keep",))
+        if policy not in allowed:
+            yield loaded.error(
+                f"{policy} does not work for a grpo job; allowed: {', '.join(allowed)}",
+                *(*at, "policy", tag),
+            )

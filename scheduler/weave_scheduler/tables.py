@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weave_rt.benchmarks.report import moved_as_planned
 from weave_scheduler.units import format_bytes, format_duration, format_money
 
 __all__ = [
@@ -40,7 +41,7 @@ class Table:
 
 def job_table(summary: Row) -> Table:
     return _table(
-        "Jobs",
+        "Jobs (times by the device clock)",
         summary["jobs"],
         [
             ("job", "name", str),
@@ -65,7 +66,7 @@ def job_table(summary: Row) -> Table:
 
 def pool_table(summary: Row) -> Table:
     return _table(
-        "Pools",
+        "Pools (times by the device clock)",
         summary["pools"],
         [
             ("pool", "name", str),
@@ -100,7 +101,7 @@ def profile_table(record: Row) -> Table:
 
 def total_table(summary: Row) -> Table:
     return _table(
-        "Totals",
+        "Totals (times by the device clock)",
         [summary["totals"]],
         [
             ("together", "wall_s", format_duration),
@@ -215,7 +216,7 @@ def bench_table(record: Row) -> Table:
     )
 
 
-def overlay_table(record: Row) -> Table:
+def overlay_table(record: Row, title: str = "Cases") -> Table:
     """Of ``weave bench overlay``: times of planning, and how good the plans are."""
     rows = []
     for case in record["cases"]:
@@ -230,7 +231,7 @@ def overlay_table(record: Row) -> Table:
             row["found"] = f"{case['switches']} switches, at most {share:.2f} of the window"
         rows.append(row)
     return _table(
-        "Cases",
+        f"{title} (times of this host)",
         rows,
         [
             ("case", "name", str),
@@ -249,7 +250,11 @@ def overlay_live_table(record: Row) -> Table:
     """Of ``weave bench overlay``: bytes per switch on the scaled device, beside the plan."""
     return _table(
         "Live, bytes per switch (medians; behind a phase: means)",
-        [case for case in record["cases"] if "planned_out" in case],
+        [
+            {**case, "as_planned": moved_as_planned(case)}
+            for case in record["cases"]
+            if "planned_out" in case
+        ],
         [
             ("GB of the jobs", "name", str),
             ("asked", "arm", str),
@@ -261,6 +266,7 @@ def overlay_live_table(record: Row) -> Table:
             ("planned", "planned_in", format_bytes),
             ("in, behind a phase", "bytes_background_in", format_bytes),
             ("planned", "planned_background_in", format_bytes),
+            ("moved as planned", "as_planned", _yes),
         ],
     )
 

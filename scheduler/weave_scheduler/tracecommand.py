@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -25,6 +25,15 @@ def _seconds(text: str) -> float:
     if seconds <= 0:
         raise typer.BadParameter(f"{text}; allowed: more than 0s")
     return seconds
+
+
+def _limit(phase: str, example: str) -> Any:
+    return typer.Option(
+        f"--{phase}-limit",
+        parser=_seconds,
+        metavar="TIME",
+        help=f"Step logs: how long {phase} takes at the token limit, like {example} or 2min.",
+    )
 
 
 @trace_app.callback()
@@ -53,14 +62,8 @@ def import_(
     skip: Annotated[
         int, typer.Option("--skip", min=0, help="Step logs: warm-up steps that do not count.")
     ] = 1,
-    rollout_limit: Annotated[
-        float | None,
-        typer.Option("--rollout-limit", parser=_seconds, help="Step logs: at the token limit."),
-    ] = None,
-    train_limit: Annotated[
-        float | None,
-        typer.Option("--train-limit", parser=_seconds, help="Step logs: at the token limit."),
-    ] = None,
+    rollout_limit: Annotated[float | None, _limit("rollout", "120s")] = None,
+    train_limit: Annotated[float | None, _limit("train", "40s")] = None,
     slo: Annotated[
         float | None, typer.Option("--slo", min=1, help="Step logs: tolerated slowdown.")
     ] = None,

@@ -26,12 +26,19 @@ struct Pool {
   std::shared_ptr<HostPool> pool;
 };
 
-cu::FaultScope::Plan failing_register(std::uint64_t nth) {
+cu::FaultScope::Plan failing_register(std::uint64_t nth, bool from_then_on) {
   cu::FaultScope::Plan plan;
   plan.nth = nth;
+  plan.from_then_on = from_then_on;
   plan.status = cu::kOutOfMemory;
   plan.only = cu::Call::mem_host_register;
   return plan;
+}
+
+// What could not be undone is tried again.
+void emulated_retry(Pool& host) {
+  const ContextScope scope(*host.context);
+  CHECK_EQ(host.emulated.driver->retry_buried(), 0u);
 }
 
 }  // namespace
@@ -177,7 +184,7 @@ TEST(a_registration_that_fails_at_piece_k_leaves_nothing) {
       host.pool->expect_unit(kBlock);
       const std::size_t before = open_descriptors();
       {
-        const cu::FaultScope fault(failing_register(nth));
+        const cu::FaultScope fault(failing_register(nth, true));
         if (ahead) {
           const auto growth = host.pool->reserve("a", 2 * kBlock * kPieces);
           CHECK_THROWS(growth->wait(-1), OutOfMemory, "cuMemHostRegister");
@@ -198,6 +205,93 @@ TEST(a_registration_that_fails_at_piece_k_leaves_nothing) {
       for (const auto& extent : extents) CHECK_EQ(++seen[extent.data()], 1);
     }
   }
+}
+
+TEST(a_piece_that_is_refused_is_made_in_halves_for_the_rest_of_its_growth) {
+  for (const bool ahead : {false, true}) {
+    Pool host(64 * kMiB, 8 * kBlock);
+    host.pool->expect_unit(kBlock);
+    const auto grow = [&] {
+      if (ahead) host.pool->reserve("a", 19 * kBlock)->wait(-1);
+      return host.pool->allocate("a", kBlock, 19);
+    };
+    {
+      const cu::FaultScope fault(failing_register(2, false));  // 8, then not 8 but 4, 4, 3
+      CHECK_EQ(grow().size(), 19u);
+    }
+    const auto stats = host.pool->stats();
+    CHECK_EQ(stats.pieces, 4u);
+    CHECK_EQ(stats.refused, 1u);
+    CHECK_EQ(stats.registered, 19 * kBlock);
+    CHECK_EQ(stats.growing, 0u);
+    CHECK_EQ(host.pool->trim(), 19 * kBlock);
+    CHECK_EQ(grow().size(), 19u);  // the next one is not held back
+    CHECK_EQ(host.pool->pieces(), 3u);
+    CHECK_EQ(host.pool->stats().refused, 1u);
+  }
+}
+
+TEST(one_extent_is_the_least_that_is_tried_and_then_it_is_an_error) {
+  Pool host;
+  const cu::FaultScope fault(failing_register(1, true));
+  try {
+    host.pool->allocate("a", kBlock, 13);  // 13, 7, 4, 2, 1
+    CHECK(false);
+  } catch (const OutOfMemory& error) {
+    CHECK(error.call == cu::Call::mem_host_register);
+    CHECK_EQ(error.bytes, 13 * kBlock);
+    CHECK(std::string(error.what()).find("was refused too") != std::string::npos);
+  }
+  CHECK_EQ(host.pool->stats().refused, 4u);
+  CHECK_EQ(fault.calls_failed(), 5u);
+}
+
+TEST(a_context_that_is_lost_is_not_asked_again) {
+  Pool host;
+  auto plan = failing_register(1, true);
+  plan.status = cu::kIllegalAddress;
+  const cu::FaultScope fault(plan);
+  CHECK_THROWS(host.pool->allocate("a", kBlock, 8), DriverError, "cuMemHostRegister");
+  CHECK_EQ(fault.calls_failed(), 1u);
+}
+
+TEST(a_growth_survives_every_failing_call_with_all_or_nothing) {
+  std::uint64_t points = 0;
+  for (const bool ahead : {false, true}) {
+    for (const bool from_then_on : {false, true}) {
+      for (std::uint64_t nth = 1;; ++nth) {
+        Pool host(64 * kMiB, 4 * kBlock);
+        host.pool->expect_unit(kBlock);
+        const std::size_t before = open_descriptors();
+        std::vector<Extent> extents;
+        bool fired = false;
+        {
+          const cu::FaultScope fault({nth, from_then_on});
+          try {
+            if (ahead) host.pool->reserve("a", 11 * kBlock)->wait(-1);
+            extents = host.pool->allocate("a", kBlock, 11);
+          } catch (const DriverError&) {
+          }
+          fired = fault.calls_failed() > 0;
+        }
+        CHECK_EQ(host.pool->used(), extents.size() * kBlock);
+        CHECK(extents.empty() || extents.size() == 11);
+        CHECK_EQ(host.pool->stats().growing, 0u);
+        if (extents.empty()) {
+          host.pool->trim();
+          emulated_retry(host);
+          CHECK_EQ(host.registrations(), 0u);
+          CHECK_EQ(open_descriptors(), before);
+        }
+        if (!fired) break;
+        ++points;
+        extents.clear();
+        CHECK_EQ(host.pool->allocate("a", kBlock, 11).size(), 11u);
+      }
+    }
+  }
+  std::printf("%lu points\n", static_cast<unsigned long>(points));
+  CHECK(points > 20);
 }
 
 TEST(a_pool_that_goes_away_stops_its_growth) {

@@ -179,6 +179,143 @@ TEST(publishing_by_the_other_devices_engine_survives_every_failing_call) {
   CHECK(points > 20);
 }
 
+// Two engines on devices of their own, and who trains for both.
+struct TwoEngines {
+  TwoEngines() : device(emulated.driver, options_with()), engine(device, 4) {
+    auto options = options_with();
+    options.host_pool = device.host_pool();
+    other = std::make_unique<Device>(other_device.driver, options);
+    second = std::make_unique<Engine>(*other, 3);
+    trainer = std::make_unique<Device>(trainer_device.driver, options);
+    attach(*trainer, policy, "policy", 1, 4, 0);
+  }
+  std::vector<Device::Version> begin() {
+    std::vector<Device::Version> versions;
+    try {
+      versions.push_back({&device, device.begin_publish(engine.tenant)});
+      versions.push_back({other.get(), other->begin_publish(second->tenant)});
+    } catch (...) {
+      abort(versions);
+      throw;
+    }
+    return versions;
+  }
+  void read(const Device::Version& into) {
+    const Engine& to = into.device == &device ? engine : *second;
+    trainer->read(policy.keep, 0, to.span->bytes(), *into.publication, to.region, 0);
+  }
+  static void abort(const std::vector<Device::Version>& versions) {
+    for (const auto& version : versions) version.device->abort(version.publication);
+  }
+  // Which of them have the policy's bytes; the others have the first version.
+  int count_new() {
+    int found = 0;
+    for (const Engine* one : std::initializer_list<const Engine*>{&engine, second.get()}) {
+      Device& on = one == &engine ? device : *other;
+      on.resume(one->tenant, 60);
+      const bool old = one->holds(1);
+      const unsigned char* data = bytes_of(one->span);
+      for (Bytes at = 0; !old && at < one->span->bytes(); ++at) {
+        CHECK_EQ(data[at], policy.byte_at(at));
+      }
+      found += old ? 0 : 1;
+      on.release(one->tenant);
+    }
+    return found;
+  }
+  Emulated emulated, other_device, trainer_device;
+  Device device;
+  Engine engine;
+  std::unique_ptr<Device> other, trainer;
+  std::unique_ptr<Engine> second;
+  Patterned policy;
+};
+
+TEST(versions_of_several_engines_count_all_or_none_whatever_fails) {
+  std::uint64_t points = 0;
+  for (const bool from_then_on : {false, true}) {
+    for (std::uint64_t nth = 1;; ++nth) {
+      TwoEngines world;
+      const auto publish = [&] {
+        const auto versions = world.begin();
+        try {
+          for (const auto& version : versions) world.read(version);
+          Device::commit_together(versions);
+        } catch (...) {
+          TwoEngines::abort(versions);
+          throw;
+        }
+      };
+      bool fired = false;
+      bool committed = false;
+      {
+        const cu::FaultScope fault({nth, from_then_on});
+        try {
+          publish();
+          committed = true;
+        } catch (const DriverError&) {
+        }
+        fired = fault.calls_failed() > 0;
+      }
+      CHECK_EQ(world.count_new(), committed ? 2 : 0);
+      if (!fired) break;
+      ++points;
+      publish();
+      CHECK_EQ(world.count_new(), 2);
+    }
+  }
+  std::printf("%lu points\n", static_cast<unsigned long>(points));
+  CHECK(points > 20);
+}
+
+TEST(a_version_that_is_refused_holds_up_the_others_and_nothing_is_lost) {
+  TwoEngines world;
+  auto versions = world.begin();
+  world.read(versions[0]);
+  CHECK_THROWS(Device::commit_together(versions), UsageError, "were not published");
+  CHECK_EQ(world.count_new(), 0);
+  CHECK(!versions[0].publication->ended());
+  world.read(versions[0]);  // is open still
+  world.read(versions[1]);
+  const auto twice = {versions[0], versions[1], versions[0]};
+  CHECK_THROWS(Device::commit_together(twice), UsageError, "committed or dropped already");
+  CHECK_EQ(world.count_new(), 0);
+  Device::commit_together(versions);
+  CHECK_EQ(world.count_new(), 2);
+  CHECK_THROWS(Device::commit_together(versions), UsageError, "committed or dropped already");
+
+  versions = world.begin();
+  for (const auto& version : versions) world.read(version);
+  world.other->close_tenant(world.second->tenant);
+  CHECK_THROWS(Device::commit_together(versions), UsageError, "closed");
+  CHECK(!versions[0].publication->ended());
+  world.device.abort(versions[0].publication);
+  Device::commit_together({});
+}
+
+TEST(several_commits_and_switches_at_once_keep_the_versions_together) {
+  TwoEngines world;
+  std::thread switching([&] {
+    for (int turn = 0; turn < 20; ++turn) {
+      world.device.resume(world.engine.tenant, 60);
+      world.other->resume(world.second->tenant, 60);
+      world.device.suspend(world.engine.tenant, 60);
+      world.other->release(world.second->tenant);
+    }
+  });
+  for (int turn = 0; turn < 20; ++turn) {
+    std::vector<Device::Version> versions{{world.other.get(), world.second->write(*world.other, 4)},
+                                          {&world.device, world.engine.write(world.device, 4)}};
+    if (turn % 2 == 0) std::swap(versions[0], versions[1]);
+    Device::commit_together(versions);
+  }
+  switching.join();
+  world.device.resume(world.engine.tenant, 60);
+  world.other->resume(world.second->tenant, 60);
+  CHECK(world.engine.holds(4));
+  CHECK(world.second->holds(4));
+}
+
 TEST(bytes_that_have_not_arrived_are_not_committed) {
   Published world;
   const auto open = world.device.begin_publish(world.engine.tenant);

@@ -1,6 +1,8 @@
 // What takes a write-back back while its blocks still wait to be copied: the bytes that are written
 // afterwards are those that come back. The copies are made in the test's own thread, so that each
 // of them is queued when the promise ends.
+#include <functional>
+
 #include "core_fleet.hpp"
 
 using namespace weave;
@@ -32,6 +34,10 @@ struct Promised : Fleet {
   Patterned& a;
   std::shared_ptr<BackgroundCopy> copy;
 };
+
+// Called before the n-th copy out.
+std::function<void()> at_copy;
+int copies_left = 0;
 
 }  // namespace
 
@@ -94,6 +100,28 @@ TEST(pages_in_use_that_change_are_left_to_the_switch) {
   CHECK_EQ(fleet.write_and_suspend().bytes_out, 60 * kBlock);
   CHECK(fleet.copy->finished());
   CHECK_EQ(fleet.copy->bytes_done(), 0u);
+}
+
+TEST(a_block_that_is_taken_back_while_it_is_copied_does_not_count) {
+  Emulated emulated;
+  cu::Table table = counted_table();
+  table.memcpy_dtoh_async = [](void* target, cu::DevicePtr source, std::size_t bytes,
+                               cu::Stream stream) {
+    if (copies_left > 0 && --copies_left == 0) at_copy();
+    return counted_table().memcpy_dtoh_async(target, source, bytes, stream);
+  };
+  auto options = options_with();
+  options.background_thread = false;
+  Device device(std::make_shared<Driver>(table, emulated.ordinal, [] {}), options);
+  Patterned a;
+  attach(device, a, "a", 1, 6, 0);
+  const auto copy = device.write_back(a.tenant, "weights");
+  at_copy = [&] { device.set_pages(a.keep, {{{0, 6 * kBlock}}}); };  // what is in use changes
+  copies_left = 3;
+  device.run_background();
+  CHECK(copy->finished());
+  CHECK_EQ(copies_left, 0);
+  CHECK_EQ(copy->bytes_done(), 2 * kBlock);  // and the third was in flight
 }
 
 TEST(only_keep_regions_are_written_back) {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from weave_rt import _core
 from weave_rt.benchmarks.presets import TensorSize, pack
-from weave_rt.errors import StateChanged
+from weave_rt.errors import StateChanged, UsageError
 
 __all__ = [
     "BenchTenant",
@@ -28,6 +28,7 @@ __all__ = [
     "TorchTensors",
     "WeavePair",
     "blocks_of",
+    "open_plain",
     "roomy",
     "write_checkpoint",
 ]
@@ -55,6 +56,30 @@ def roomy(spec: str, needed: int) -> str:
     name, _, keys = str(values["spec"]).partition("?")
     kept = [key for key in keys.split("&") if key and not key.startswith("capacity=")]
     return f"{name}?{'&'.join([*kept, f'capacity={wanted}B'])}"
+
+
+def open_plain(
+    spec: str, keep_bytes: int, beside: _core.Device, said: Callable[[str], None], what: str = ""
+) -> _core.Device | None:
+    """A device with place for plain copies of so many bytes both ways at once, which it has made
+    once, to take its memory; None, said why, where it has no place. It pins like `beside`."""
+    needed = 2 * keep_bytes
+    plain = None
+    try:
+        plain = _core.Device.open(
+            roomy(spec, needed), host_pool=beside.host_pool, usable_bytes=needed
+        )
+        if plain.usable_bytes < needed:
+            raise UsageError(f"plain copies need {needed / 1e6:.0f} MB")
+        plain.plain_copy(keep_bytes, keep_bytes)
+    except BaseException as error:
+        if plain is not None:
+            plain.close()
+        if not isinstance(error, UsageError):
+            raise
+        said(f"{what}without the arm plain: {error}")
+        return None
+    return plain
 
 
 def _pattern(seed: int, words: int) -> Words:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from weave_rt import _core
-from weave_rt.benchmarks.arms import BenchTenant, roomy
+from weave_rt.benchmarks.arms import BenchTenant, open_plain
 from weave_rt.benchmarks.load import busy_cores
 from weave_rt.benchmarks.record import Case
-from weave_rt.errors import UsageError
 
 __all__ = ["measure"]
 
@@ -59,21 +58,6 @@ class _Turns:
             self.tenants[self._turn % TENANTS].check()
 
 
-def _open_plain(
-    spec: str, kept: int, beside: _core.Device, progress: Callable[[str], None]
-) -> _core.Device | None:
-    plain = _core.Device.open(
-        roomy(spec, 2 * kept), host_pool=beside.host_pool, usable_bytes=2 * kept
-    )
-    try:
-        plain.plain_copy(kept, kept)  # warms up
-    except UsageError as error:
-        progress(f"look_ahead without the arm plain: {error}")
-        plain.close()
-        return None
-    return plain
-
-
 def measure(
     spec: str,
     sizes: dict[tuple[str, str], int],
@@ -106,7 +90,7 @@ def measure(
         case = Case("look_ahead", "weave", params, 0, 0, headline=True)
         yardstick = Case("look_ahead", "plain", params, kept, kept)
         if with_plain:
-            plain = _open_plain(spec, kept, device, progress)
+            plain = open_plain(spec, kept, device, progress, "look_ahead ")
         progress(f"look_ahead: three tenants of {nbytes / 1e6:.0f} MB, {repeats} rounds")
         with busy_cores(load):
             for index in range(TENANTS + repeats):  # the first turn of each warms up

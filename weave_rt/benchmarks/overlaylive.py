@@ -95,19 +95,22 @@ class _Live:
                     raise StateChanged(f"tenant {at}: bytes differ after the benchmark")
 
 
+def _pattern(seed: int) -> bytes:
+    """A MiB, so that filling and comparing a GB are a thousand calls."""
+    return bytes((seed * 37 + at * 101 + at // 256) % 256 for at in range(4096)) * 256
+
+
 def _fill(buffer: Buffer, seed: int) -> None:
-    view = buffer.view()
-    page = bytes((seed * 37 + at * 101 + at // 256) % 256 for at in range(4096))
-    for offset in range(0, len(view), len(page)):
-        view[offset : offset + len(page)] = page[: len(view) - offset]
+    view, piece = buffer.view(), _pattern(seed)
+    for offset in range(0, len(view), len(piece)):
+        view[offset : offset + len(piece)] = piece[: len(view) - offset]
 
 
 def _holds(buffer: Buffer, seed: int) -> bool:
-    view = buffer.view()
-    page = bytes((seed * 37 + at * 101 + at // 256) % 256 for at in range(4096))
+    view, piece = buffer.view(), _pattern(seed)
     return all(
-        view[offset : offset + len(page)] == page[: len(view) - offset]
-        for offset in range(0, len(view), len(page))
+        bytes(view[offset : offset + len(piece)]) == piece[: len(view) - offset]
+        for offset in range(0, len(view), len(piece))
     )
 
 
@@ -142,14 +145,14 @@ def _measure(
     device = weave_rt.open_device(joined, usable_bytes=usable)
     seen: list[Slice] = []
     with ExitStack() as stack:
-        rates = device.calibrate()
+        rates = device.calibrate() if scene.hidden else {}
         runtime = stack.enter_context(
             LocalRuntime({"rollout": [device]}, plan=scene.plan, observer=seen.append)
         )
         live = _Live(scene, runtime, stack, scale)
         link = nominal_link(device)
-        slowest = min(link.h2d_duplex, link.d2h_duplex, rates["h2d_duplex"], rates["d2h_duplex"])
-        phase_s = 2 * scene.hidden * GB / scale / slowest
+        both = [rates[key] for key in ("h2d_duplex", "d2h_duplex") if key in rates]
+        phase_s = 1.5 * scene.hidden * GB / scale / min(link.h2d_duplex, link.d2h_duplex, *both)
         order = range(len(scene.tenants))
         for _ in range(2):  # the map follows the plan
             for at in order:

@@ -1,4 +1,5 @@
-"""Plots of records: bars of medians with whiskers up to the 95 % quantile, and efficiency.
+"""Plots of records: bars of medians with whiskers up to the 95 % quantile, and efficiency; of a
+residency record what live jobs moved beside what was planned, and how long planning took.
 
 Needs matplotlib (extra ``plots``), imported on use; writes PNG files, opens no window.
 """
@@ -10,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from weave_rt.benchmarks.report import is_emulated, rows
+from weave_rt.benchmarks.report import is_emulated, is_overlay, rows
 from weave_rt.errors import UsageError
 
 __all__ = ["draw"]
@@ -19,12 +20,15 @@ __all__ = ["draw"]
 def draw(record: dict[str, Any], stem: str, folder: Path) -> list[Path]:
     """One PNG for each set of parameters in `record`, named after `stem`. Returns the files.
 
-    Bars are times against plain copies where the record has them (an emulated device has nothing
+    A residency record (``weave bench overlay``) is one figure. Bars are times against plain copies
+    where the record has them (an emulated device has nothing
     else worth showing), else seconds. Raises UsageError without matplotlib, OSError."""
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise UsageError("plots need matplotlib; pip install 'weave-rt[plots]'") from None
+    if is_overlay(record):
+        return [_overlay(figures, record, stem, folder)]
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows(record):
         if not is_emulated(record) or "against_plain" in row:
@@ -38,14 +42,65 @@ def draw(record: dict[str, Any], stem: str, folder: Path) -> list[Path]:
         _bars(axes[0], group, relative)
         if efficient:
             _efficiency(axes[1], efficient)
-        conditions = record["conditions"]
-        where = conditions.get("spec") or f"{conditions.get('cores', '?')} cores"
-        figure.suptitle(f"{stem}{': ' + label if label else ''} ({where})", fontsize=10)
+        figure.suptitle(f"{stem}{': ' + label if label else ''} ({_where(record)})", fontsize=10)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{stem}-{label}" if label else stem)
         path = folder / f"{name}.png"
         figure.savefig(path, dpi=120)
         written.append(path)
     return written
+
+
+def _where(record: dict[str, Any]) -> str:
+    conditions = record["conditions"]
+    return str(conditions.get("spec") or f"{conditions.get('cores', '?')} cores")
+
+
+def _overlay(figures: Any, record: dict[str, Any], stem: str, folder: Path) -> Path:
+    live = [case for case in record["cases"] if "planned_out" in case]
+    figure = figures.Figure(figsize=(11, 4.5), layout="constrained")
+    axes = figure.subplots(1, 2 if live else 1, squeeze=False)[0]
+    _planning(axes[-1], [case for case in record["cases"] if case["name"] == "planning"])
+    if live:
+        _moved(axes[0], live)
+    figure.suptitle(f"{stem} ({_where(record)})", fontsize=10)
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', stem)}.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _moved(axis: Any, cases: list[dict[str, Any]]) -> None:
+    """Megabytes per switch, in for each scene: bars moved, marks planned."""
+    kinds = (("at the switch", "bytes_in", "planned_in"),
+             ("behind a phase", "bytes_background_in", "planned_background_in"))  # fmt: skip
+    for number, (label, found, planned) in enumerate(kinds):
+        places = [at + (number - 0.5) * 0.36 for at in range(len(cases))]
+        axis.barh(places, [case[found] / 1e6 for case in cases], 0.34, label=label, zorder=2)
+        expected = [case[planned] / 1e6 for case in cases]
+        mark = {"label": "planned"} if number == 0 else {}
+        axis.plot(expected, places, "|", color="black", markersize=14, zorder=3, **mark)
+    names = [f"{case['name']}\n{case['plan']}" for case in cases]
+    axis.set_yticks(range(len(cases)), names, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("MB that come in per switch")
+    axis.set_title("jobs of so many GB on a device of so many, scaled", fontsize=9)
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def _planning(axis: Any, cases: list[dict[str, Any]]) -> None:
+    for arm in dict.fromkeys(case["arm"] for case in cases):
+        own = [case for case in cases if case["arm"] == arm]
+        tenants = [case["params"]["tenants"] for case in own]
+        axis.plot(tenants, [1e3 * case["p50_s"] for case in own], "o-", label=arm)
+    axis.set_xscale("log", base=2)
+    counts = sorted({case["params"]["tenants"] for case in cases})
+    axis.set_xticks(counts, [str(count) for count in counts])
+    axis.set_yscale("log")
+    axis.set_xlabel("tenants of a device")
+    axis.set_ylabel("ms")
+    axis.set_title("time to plan a device, median", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
 
 
 def _places(group: list[dict[str, Any]]) -> tuple[list[str], list[str]]:

@@ -7,19 +7,41 @@ question (a case name with its parameters) is its ``plain`` arm, which was measu
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weave_rt.benchmarks.reading import key_of, label_of
 from weave_rt.benchmarks.record import quantile
 
-__all__ = ["YARDSTICK", "factors", "is_emulated", "questions", "rows"]
+__all__ = [
+    "YARDSTICK",
+    "factors",
+    "is_emulated",
+    "is_overlay",
+    "moved_as_planned",
+    "questions",
+    "rows",
+]
 
 YARDSTICK, OURS = "plain", "weave"
 
 
 def is_emulated(record: dict[str, Any]) -> bool:
     return bool(record["conditions"].get("device") == "emulated")
+
+
+def is_overlay(record: dict[str, Any]) -> bool:
+    """Whether it is of ``weave bench overlay``: planning, and live jobs beside their plan."""
+    return any(case["name"] == "planning" or "planned_out" in case for case in record["cases"])
+
+
+def moved_as_planned(case: Mapping[str, Any]) -> bool:
+    """Whether the median switch of a live case moved what the plan says, within a block each way;
+    of copies behind a phase no more than that, since they stop where nothing is left to do."""
+    block: int = case["params"]["block_bytes"]
+    at_switch = (abs(case[f"bytes_{way}"] - case[f"planned_{way}"]) for way in ("out", "in"))
+    behind: int = case["bytes_background_in"] - case["planned_background_in"]
+    return all(over <= block for over in (*at_switch, behind))
 
 
 def questions(cases: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -53,7 +75,11 @@ def rows(record: dict[str, Any]) -> list[dict[str, Any]]:
                 base = statistics.median(yardstick["samples_s"])
                 if base > 0:
                     row |= {"against_plain": p50 / base, "p95_against_plain": p95 / base}
-            more = ("bytes_out", "bytes_in", "efficiency", "python_s", "scan_s", "difference_s")
+            more = (
+                *("bytes_out", "bytes_in", "efficiency", "python_s", "scan_s", "difference_s"),
+                *("planned_out", "planned_in", "bytes_background_in", "planned_background_in"),
+                "cpu_p50_s",
+            )
             row |= {key: case[key] for key in more if key in case}
             result.append(row)
     return result

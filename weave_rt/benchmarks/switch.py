@@ -30,6 +30,7 @@ from weave_rt.benchmarks.arms import (
     TorchTensors,
     WeavePair,
     blocks_of,
+    open_plain,
     roomy,
     write_checkpoint,
 )
@@ -87,29 +88,12 @@ class _Measuring:
             self.rates = _best_rates(self.device)
             self._pair = WeavePair(self.device, sizes)
             if "plain" in question.arms:
-                self._open_yardstick(spec)
+                self._plain = open_plain(spec, self.keep_bytes, self.device, self._progress)
             if NAIVE & set(question.arms):
                 self._open_naive(spec)
         except BaseException:
             self.close()
             raise
-
-    def _open_yardstick(self, spec: str) -> None:
-        """Plain copies need place for both directions at once."""
-        needed = 2 * self.keep_bytes
-        pool = self.device.host_pool
-        try:
-            self._plain = _core.Device.open(
-                roomy(spec, needed), host_pool=pool, usable_bytes=needed
-            )
-            if self._plain.usable_bytes < needed:
-                raise UsageError(f"plain copies need {needed / 1e6:.0f} MB")
-            self._plain.plain_copy(self.keep_bytes, self.keep_bytes)  # takes its memory
-        except UsageError as error:
-            self._progress(f"without the arm plain: {error}")
-            if self._plain is not None:
-                self._plain.close()
-                self._plain = None
 
     def _open_naive(self, spec: str) -> None:
         state, factor = self._question.state, self._question.factor

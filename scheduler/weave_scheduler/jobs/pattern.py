@@ -8,11 +8,12 @@ lost, stale, moved or foreign word is noticed. Works in pieces that stay in the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["WORD_BYTES", "pattern_key", "renew", "write"]
+__all__ = ["WORD_BYTES", "find_wrong", "pattern_key", "pieces", "renew", "write"]
 
 WORD_BYTES = 8
 _PIECE_WORDS = 1 << 16
@@ -48,10 +49,32 @@ def renew(view: memoryview, key: int, next_key: int) -> int | None:
         piece = words[start : start + _PIECE_WORDS]
         expected = _expected(start, len(piece), key)
         if not np.array_equal(piece, expected):
-            wrong = np.flatnonzero(piece.view(np.uint8) != expected.view(np.uint8))
-            return start * WORD_BYTES + int(wrong[0])
+            return start * WORD_BYTES + _first_difference(piece, expected)
         np.copyto(piece, _expected(start, len(piece), next_key))
     return None
+
+
+def find_wrong(view: memoryview, key: int) -> int | None:
+    """The offset in bytes of the first byte that is not ``key``'s pattern, None if all are."""
+    words = np.frombuffer(view, dtype=np.uint64)
+    for start in range(0, len(words), _PIECE_WORDS):
+        piece = words[start : start + _PIECE_WORDS]
+        expected = _expected(start, len(piece), key)
+        if not np.array_equal(piece, expected):
+            return start * WORD_BYTES + _first_difference(piece, expected)
+    return None
+
+
+def pieces(first: int, end: int, key: int) -> Iterator[tuple[int, memoryview]]:
+    """The pattern of bytes [first, end) of a buffer: offsets, and the bytes that stand there.
+    pre: both are multiples of WORD_BYTES."""
+    for start in range(first // WORD_BYTES, end // WORD_BYTES, _PIECE_WORDS):
+        words = _expected(start, min(_PIECE_WORDS, end // WORD_BYTES - start), key)
+        yield start * WORD_BYTES, words.data.cast("B")
+
+
+def _first_difference(piece: Words, expected: Words) -> int:
+    return int(np.flatnonzero(piece.view(np.uint8) != expected.view(np.uint8))[0])
 
 
 def _expected(start: int, count: int, key: int) -> Words:

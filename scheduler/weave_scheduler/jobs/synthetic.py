@@ -2,8 +2,11 @@
 
 Every phase checks a pattern over all ``keep`` bytes of the pools that it holds, rewrites it from
 (seed, iteration), and then waits on the device clock until its modelled time has passed; the time
-of checking counts. Bytes are those of the real job divided by the devices' scale, times those of
-the real job divided by their speed. It measures and proves; it stands in for no real job.
+of checking counts. ``reload`` bytes are checked and not rewritten: of those in the rollout pool
+``weight_sync`` publishes the next version, as a trainer does, and the phases after it look for the
+pattern of that version and no other. Bytes are those of the real job divided by the devices' scale,
+times those of the real job divided by their speed. It measures and proves; it stands in for no real
+job.
 """
 
 from __future__ import annotations
@@ -15,25 +18,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from weave_rt.errors import StateChanged, UsageError
+from weave_scheduler.jobphases import pools_held, tag_policy, turn_phases
 from weave_scheduler.jobs.kind import Iteration, JobResult, Setting, Stopped
-from weave_scheduler.jobs.pattern import WORD_BYTES, pattern_key, renew, write
-from weave_scheduler.laws import POOLS_OF, draw
+from weave_scheduler.jobs.pattern import WORD_BYTES, find_wrong, pattern_key, pieces, renew, write
+from weave_scheduler.laws import draw
 from weave_scheduler.spec import POOLS, State
 
 if TYPE_CHECKING:
     import weave_rt
     from weave_scheduler.spec import JobSpec
 
-__all__ = ["DISCARDED_TAGS", "SyntheticKind", "scaled_bytes"]
+__all__ = ["SyntheticKind", "scaled_bytes"]
 
-#: Tags whose contents do not survive a suspend unless the spec says ``keep``.
-DISCARDED_TAGS = frozenset({"kv_cache", "scratch"})
 _NAP_NS = 50_000_000  # how long an interrupt may go unnoticed
 
 
 class Buffer(Protocol):
     """Plain bytes of a tenant."""
 
+    @property
+    def nbytes(self) -> int: ...
     def view(self) -> memoryview: ...
 
 
@@ -43,12 +47,6 @@ class Room(Protocol):
     def buffer(self, nbytes: int, tag: str, policy: str | None) -> Buffer: ...
 
 
-def policy_of(job: JobSpec, tag: str) -> str:
-    """``keep`` or ``discard``: what the spec says, else the default of the tag."""
-    default = "discard" if tag in DISCARDED_TAGS else "keep"
-    return next((policy for name, policy in job.policy.items() if name == tag), default)
-
-
 def scaled_bytes(count: int, scale: float) -> int:
     """Bytes on a device of that scale, in whole words; 0 stays 0."""
     return -(-math.ceil(count / scale) // WORD_BYTES) * WORD_BYTES
@@ -56,10 +54,11 @@ def scaled_bytes(count: int, scale: float) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    """One buffer whose bytes must survive, and the key of what was last written to it."""
+    """One buffer whose bytes must survive, and the key of what it should hold now."""
 
     pool: str
     tag: str
+    policy: str  # keep or reload
     buffer: Buffer
     key: int
 
@@ -101,23 +100,25 @@ class _Run:
         self._sizes: dict[str, dict[str, int]] = {}
 
     def to_end(self, iterations: int, on_iteration: Callable[[Iteration], None]) -> JobResult:
-        laws = self._spec.phases.given() if self._spec.phases else {}
-        turn = [phase for phase in laws if phase != "init"]
-        last_of = {pool: phase for phase in turn for pool in POOLS_OF[phase]}
+        turn = {phase: pools_held(self._spec, phase) for phase in turn_phases(self._spec)}
+        last_of = {pool: phase for phase, pools in turn.items() for pool in pools}
         digests: dict[str, str] = {}
         self._init()
         for step in range(iterations):
-            for phase in turn:
-                with self._job.phase(phase, step=step):
+            for phase, pools in turn.items():
+                with self._job.phase(phase, step=step) as entered:
                     start_ns = self._setting.clock.now_ns()
                     for kept in self._kept:
-                        if kept.pool in POOLS_OF[phase]:
-                            self._renew(kept, step, phase)
+                        if kept.pool in pools:
+                            self._look(kept, step, phase)
+                    published = self._publish(entered, step) if phase == "weight_sync" else []
                     if step == iterations - 1:
-                        for pool in POOLS_OF[phase]:
+                        for pool in pools:
                             if last_of[pool] == phase:
                                 digests[pool] = self._digest(pool)
                     self._wait(start_ns, step, phase)
+                for kept, key in published:  # they count from the end of the phase on
+                    kept.key = key
             on_iteration(Iteration(step))
         both = "".join(f"{pool}={digests[pool]};" for pool in sorted(digests))
         return JobResult(
@@ -138,25 +139,48 @@ class _Run:
                 self._wait(start_ns, 0, "init")
 
     def _add(self, tenant: Room, pool: str, tag: str, size: int) -> None:
-        policy = policy_of(self._spec, tag)
+        policy = tag_policy(self._spec, pool, tag)
         buffer = tenant.buffer(size, tag=tag, policy=policy)
         self._sizes.setdefault(pool, {})[tag] = size
-        if policy == "keep":
-            kept = _Kept(pool, tag, buffer, self._key(pool, tag, 0, "init"))
+        if policy != "discard":
+            kept = _Kept(pool, tag, policy, buffer, self._key(pool, tag, 0, "init"))
             with buffer.view() as view:
                 write(view, kept.key)
             self._kept.append(kept)
 
-    def _renew(self, kept: _Kept, step: int, phase: str) -> None:
-        next_key = self._key(kept.pool, kept.tag, step, phase)
+    def _look(self, kept: _Kept, step: int, phase: str) -> None:
+        """Check the bytes; what the device has the truth of is written anew."""
+        next_key = kept.key
         with kept.buffer.view() as view:
-            wrong = renew(view, kept.key, next_key)
+            if kept.policy == "reload":
+                wrong = find_wrong(view, kept.key)
+            else:
+                next_key = self._key(kept.pool, kept.tag, step, phase)
+                wrong = renew(view, kept.key, next_key)
         if wrong is not None:
             raise StateChanged(
                 f"{self._spec.name}: {kept.tag} of the {kept.pool} pool changed while others ran:"
                 f" wrong byte at offset {wrong}, seen in {phase} of iteration {step}"
             )
         kept.key = next_key
+
+    def _publish(self, sync: weave_rt.PhaseResult, step: int) -> list[tuple[_Kept, int]]:
+        """The next version of what is reloaded in the rollout pool: the bytes of the tag of that
+        name in the training pool as far as they go, which its engine copies, then bytes from
+        ordinary memory. Returns the keys that hold once the phase has ended."""
+        published = []
+        for kept in self._kept:
+            if kept.pool != "rollout" or kept.policy != "reload":
+                continue
+            key, done = self._key(kept.pool, kept.tag, step, "weight_sync"), 0
+            for source in self._kept:
+                if source.pool == "train" and source.tag == kept.tag:
+                    key, done = source.key, min(source.buffer.nbytes, kept.buffer.nbytes)
+                    sync.publish_bytes(kept.buffer, source.buffer, nbytes=done)
+            for offset, piece in pieces(done, kept.buffer.nbytes, key):
+                sync.publish_bytes(kept.buffer, piece, offset)
+            published.append((kept, key))
+        return published
 
     def _digest(self, pool: str) -> str:
         digest = hashlib.sha256()

@@ -80,7 +80,8 @@ class GrpoKind:
             )
 
         config = GrpoConfig.from_mapping(spec_job.config or {})
-        result = run_grpo(rt_job, config, seed, iterations, forward)
+        tags: dict[str, str] = dict(spec_job.policy.items())
+        result = run_grpo(rt_job, config, seed, iterations, forward, tags)
         return JobResult(
             weights_digest=result.weights_digest,
             loss_digest=result.loss_digest,

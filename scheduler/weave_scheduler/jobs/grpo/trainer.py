@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from weave_scheduler.jobs.grpo.tasks import Question, Task
 from weave_scheduler.jobs.grpo.tokenizer import CharTokenizer
 
 if TYPE_CHECKING:
-    from weave_rt import Job
+    from weave_rt import Job, PhaseResult
 
 __all__ = ["build_task", "group_advantages", "policy_loss", "train_grpo"]
 
@@ -67,20 +67,14 @@ def train_grpo(
     seed: int,
     iterations: int,
     on_iteration: Callable[[IterationRecord], None],
+    engine_tags: Mapping[str, str] | None = None,
 ) -> GrpoResult:
     """Runs ``iterations`` on-policy iterations; see :func:`weave_scheduler.jobs.grpo.run_grpo`."""
     task = build_task(config, seed)
     draws = random.Random(derived_seed(seed, "questions"))
     sampling = torch.Generator().manual_seed(derived_seed(seed, "sampling"))
     shuffling = torch.Generator().manual_seed(derived_seed(seed, "shuffling"))
-    shape = DecoderShape(
-        vocabulary=len(task.tokenizer),
-        context=task.longest_prompt + config.max_new_tokens - 1,
-        d_model=config.d_model,
-        n_layers=config.n_layers,
-        n_heads=config.n_heads,
-        tie_embeddings=config.tie_embeddings,
-    )
+    shape = shape_of(config, task)
 
     with job.phase("init"):
         policy, engine = (
@@ -91,7 +85,8 @@ def train_grpo(
             policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
         job.manage("policy", policy, optimizer, pool="train")
-        tenant = job.manage("engine", engine, pool="rollout", tags={"kv_cache": "discard"})
+        tags = {"kv_cache": "discard", **(engine_tags or {})}
+        tenant = job.manage("engine", engine, pool="rollout", tags=tags)
         cache = tenant.empty(cache_shape(shape, config.sampled), torch.float32, "kv_cache")
 
     rewards: list[float] = []
@@ -106,8 +101,8 @@ def train_grpo(
             batch = batch.only(chosen)
         with job.phase("train", step=step):
             loss = update(policy, optimizer, batch, advantages, config, shuffling)
-        with job.phase("weight_sync", step=step):
-            copy_weights(policy, engine)
+        with job.phase("weight_sync", step=step) as sync:
+            sync_weights(sync, policy, engine, tags)
         rewards.append(scores.mean().item())
         losses.append(loss)
         on_iteration(record_of(step, scores, loss, batch))
@@ -126,6 +121,18 @@ def train_grpo(
 def build_task(config: GrpoConfig, seed: int) -> Task:
     """The questions of a job. Raises UsageError where the config names none that can be made."""
     return Task(config.task, config.task_options, config.task_size, derived_seed(seed, "task"))
+
+
+def shape_of(config: GrpoConfig, task: Task) -> DecoderShape:
+    """The model that the config asks for, large enough for the task."""
+    return DecoderShape(
+        vocabulary=len(task.tokenizer),
+        context=task.longest_prompt + config.max_new_tokens - 1,
+        d_model=config.d_model,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        tie_embeddings=config.tie_embeddings,
+    )
 
 
 def record_of(step: int, scores: Tensor, loss: float, batch: Batch) -> IterationRecord:
@@ -241,6 +248,16 @@ def update(
             optimizer.step()
             losses.append(loss.detach())
     return torch.stack(losses).mean().item()
+
+
+def sync_weights(
+    sync: PhaseResult, policy: Decoder, engine: Decoder, tags: Mapping[str, str]
+) -> None:
+    """The policy's weights become the engine's: published where those are reloaded."""
+    if tags.get("weights") == "reload":
+        sync.publish(engine, policy)
+    else:
+        copy_weights(policy, engine)
 
 
 @torch.no_grad()
