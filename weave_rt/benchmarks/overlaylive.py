@@ -152,9 +152,9 @@ def _measure(
         live = _Live(scene, runtime, stack, scale)
         link = nominal_link(device)
         both = [rates[key] for key in ("h2d_duplex", "d2h_duplex") if key in rates]
-        phase_s = 1.5 * scene.hidden * GB / scale / min(link.h2d_duplex, link.d2h_duplex, *both)
+        phase_s = 2 * scene.hidden * GB / scale / min(link.h2d_duplex, link.d2h_duplex, *both)
         order = range(len(scene.tenants))
-        for _ in range(2):  # the map follows the plan
+        for _ in range(2 if scene.hidden else 1):  # the map follows the plan
             for at in order:
                 live.turn(at, phase_s)
         seen.clear()
