@@ -267,14 +267,14 @@ def test_who_followed_the_last_time() -> None:
 def test_the_mode_is_chosen_by_calibration() -> None:
     # decided by the driver's events, on the modelled clock: a busy machine changes little
     for duplex, mode in (("0.45", "sequential"), ("1", "duplex")):
-        spec = f"emulated:h20?scale=64&duplex={duplex}&capacity=128MiB"
+        spec = f"emulated:h20?scale=1024&duplex={duplex}&capacity=16MiB"
         device: Device = open_device(spec)
         device.calibrate()
         first, second = (device.add_tenant(name) for name in "ab")
         spans = []
         for tenant in (first, second):
             tenant.resume()
-            spans.append(tenant.region("weights").allocate(72 << 20))
+            spans.append(tenant.region("weights").allocate(9 << 20))
             tenant.release()
         report = first.resume().as_dict()
         assert report["mode"] == mode
