@@ -99,8 +99,8 @@ class HostPool:
         """Grow ahead, for one job, in the background; rounded up to whole blocks. node: a NUMA
         node to prefer. Raises HostMemoryError at once if the budget or the host cannot give it,
         UsageError for zero bytes."""
-    def trim(self) -> int:
-        """Give back all pieces that nobody uses. Returns their bytes."""
+    def trim(self, job: str | None = None) -> int:
+        """Give back all pieces that nobody uses, or those of one job. Returns their bytes."""
     def stats(self) -> dict[str, int | str | dict[int, int]]:
         """bytes_registered, bytes_used, bytes_free (kept for their job), bytes_reserved (of these,
         asked for ahead), bytes_growing, bytes_huge (mapped by huge pages), page_kind (``hugetlb``,
@@ -147,6 +147,8 @@ class Device:
     def host_limited(self) -> bool: ...
     @property
     def host_pool(self) -> HostPool: ...
+    @property
+    def numa_node(self) -> int: ...  # NUMA node of its pinned memory; -1: any, or not known
     @property
     def tenants(self) -> list[Tenant]: ...
     @property

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from weave_rt.device import POOLS
 from weave_rt.errors import UsageError
 from weave_rt.local import LocalRuntime
 from weave_rt.phases import Phase
@@ -45,7 +46,11 @@ class Config:
     unmanaged: bytes of each device of a pool that the job takes outside regions at the peak of its
         phase, and those of them that it keeps while others run, by pool: ``{"rollout": {"running":
         3_000_000_000, "sleeping": 600_000_000}}``. A pool that is left out is measured in ``init``
-        and the first iteration."""
+        and the first iteration.
+    pin_ahead: bytes of pinned host memory to take for the job, by pool, for each of its devices
+        there: ``{"train": 30_000_000_000}``. It grows in the background from `init` on, while the
+        model is being built (``weave/pinned_bytes`` of `pop_metrics` shows how far it is), and
+        is cancelled when the job closes. Without it memory is pinned when tensors need it."""
 
     mode: str | None = None
     job_id: str | None = None
@@ -60,6 +65,7 @@ class Config:
     verify: str = "off"
     max_staleness: int | None = None
     unmanaged: Mapping[str, Mapping[str, int]] | None = None
+    pin_ahead: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         if self.nested not in ("error", "switch"):
@@ -68,6 +74,12 @@ class Config:
             raise UsageError(f"verify={self.verify!r} is not 'off', 'ptr' or 'checksum'")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise UsageError("max_staleness is a number of train phases, 0 or more")
+        for pool, nbytes in (self.pin_ahead or {}).items():
+            if pool not in POOLS or type(nbytes) is not int or nbytes < 0:
+                raise UsageError(
+                    f"pin_ahead is a number of bytes by pool ({' or '.join(POOLS)}), not"
+                    f" {{{pool!r}: {nbytes!r}}}"
+                )
         if self.mode not in (None, "off", "local"):
             if self.mode == "observe" or str(self.mode).startswith("unix:"):
                 raise UsageError(f"WEAVE={self.mode} is not in this version; use off or local")
@@ -169,7 +181,8 @@ def init(job_id: str | None = None, config: Config | Mapping[str, Any] | None = 
     """Start a job. `config`: a :class:`Config`, or a mapping of its fields; what it leaves out
     comes from the environment, then from the defaults.
 
-    Raises UsageError (unknown key, bad value, job_id in use), DeviceNotFound, DriverError."""
+    Raises UsageError (unknown key, bad value, job_id in use), DeviceNotFound, DriverError, and
+    HostMemoryError where `pin_ahead` is more than the host has or its budget allows."""
     settled = _settle(job_id, config)
     if settled.mode == "off":
         from weave_rt.off import OffJob

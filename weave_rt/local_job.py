@@ -12,11 +12,13 @@ import logging
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from threading import Lock, get_ident
 from typing import Any
 
+from weave_rt._core import HostGrowth
 from weave_rt.device import POOLS
-from weave_rt.errors import UsageError
+from weave_rt.errors import UsageError, WeaveError
 from weave_rt.job import Config, Job
 from weave_rt.local import Grant, LocalRuntime, quietly
 from weave_rt.local_phase import Active, LocalPhase, enclosing
@@ -48,6 +50,11 @@ class LocalJob(Job):
                 raise UsageError(f"job {self.job_id!r} is placed on no device")
             pinned = pinned_records(self.job_id, config.unmanaged, self.placement)
             self.runtime.join(self.job_id, self.devices_of(POOLS), pinned)
+            try:
+                self._growths = self._pin_ahead(config.pin_ahead or {})
+            except BaseException:
+                self.runtime.leave(self.job_id)
+                raise
         except BaseException:
             if shared:
                 leave_process_runtime(self.runtime)
@@ -68,6 +75,19 @@ class LocalJob(Job):
         self._close_lock = Lock()
         self._closing = False
         self._closed = False
+
+    def _pin_ahead(self, wanted: Mapping[str, int]) -> list[HostGrowth]:
+        growths: list[HostGrowth] = []
+        try:
+            for pool, nbytes in wanted.items():
+                for name in self.placement[pool] if nbytes > 0 else ():
+                    device = self.runtime.devices[name]
+                    growths.append(device.host_pool.reserve(self.job_id, nbytes, device.numa_node))
+        except BaseException:
+            for growth in growths:
+                growth.cancel()
+            raise
+        return growths
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
@@ -202,6 +222,8 @@ class LocalJob(Job):
                 running = ", ".join(a.result.name for a in self.actives) or "one that begins"
                 log.warning("job %s: closing waits for a phase to end: %s", self.job_id, running)
             self.gate.wait(last)
+            for growth in self._growths:
+                growth.cancel()
             tenants = [tenant for _, _, tenant in self._tenants.values()]
             problems = [quietly(tenant, tenant.close) for tenant in tenants]
         finally:
@@ -211,6 +233,12 @@ class LocalJob(Job):
             raise problem  # its tensors are still in place; the job can be closed again
         self._closed = True
         self.gate.close()
+        for growth in self._growths:
+            with suppress(WeaveError):
+                growth.wait()
+        if self._growths:  # a tenant's end gives back its job's memory, but there may be none
+            for name in self.devices_of(POOLS):
+                self.runtime.devices[name].host_pool.trim(self.job_id)
         self.runtime.leave(self.job_id)
         if self.config.runtime is None:
             leave_process_runtime(self.runtime)

@@ -214,6 +214,8 @@ void bind_device(py::module_& module) {
                              [](const DeviceObject& self) { return self.device->block_bytes(); })
       .def_property_readonly("host_pool",
                              [](const DeviceObject& self) { return HostPoolObject{self.pool}; })
+      .def_property_readonly("numa_node",
+                             [](const DeviceObject& self) { return self.device->numa_node(); })
       .def_property_readonly("tenants", &tenants)
       .def_property_readonly("closed",
                              locked([](const DeviceObject& self) { return self.device->closed(); }))

@@ -88,7 +88,11 @@ void bind_host_pool(py::module_& module) {
           },
           py::arg("job"), py::arg("bytes"), py::arg("node") = HostPool::kAnyNode, ReleaseGil())
       .def(
-          "trim", [](const HostPoolObject& self) { return self.pool->trim(); }, ReleaseGil())
+          "trim",
+          [](const HostPoolObject& self, const std::optional<std::string>& job) {
+            return job ? self.pool->trim(*job) : self.pool->trim();
+          },
+          py::arg("job") = py::none(), ReleaseGil())
       .def("stats", &pool_stats);
 }
 

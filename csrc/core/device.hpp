@@ -234,6 +234,7 @@ class Device : private Spiller {
   Bytes usable() const;
   Bytes block_bytes() const { return block_bytes_; }
   const std::shared_ptr<HostPool>& host_pool() const { return host_pool_; }
+  int numa_node() const { return host_node_; }  // for HostPool::reserve
   const Driver& driver() const { return *driver_; }
   const DriverRef& driver_ref() const { return driver_; }
 
