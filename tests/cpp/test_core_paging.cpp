@@ -204,6 +204,45 @@ TEST(pages_in_use_are_exact_over_many_turns) {
   }
 }
 
+TEST(a_table_may_change_while_the_pages_of_the_old_one_are_written_back) {
+  for (Bytes round = 0; round < 4; ++round) {
+    // A block takes 10 ms.
+    Fleet fleet(24, {{8}, {20}}, true,
+                (std::string(kTwoHundredBlocks) + "&h2d=400KB/s&d2h=400KB/s").c_str());
+    fleet.enter(0);
+    auto& one = fleet.members[0];
+    const auto use = [&](Bytes first) {
+      one.pages.clear();
+      for (Bytes at = first; at + 1500 <= one.bytes; at += 2000) one.pages.push_back({at, 1500});
+      fleet.device->set_pages(one.keep, one.pages);
+    };
+    use(0);
+    const auto copy = fleet.device->write_back(one.tenant, "weights");
+    while (copy->bytes_done() < round * kBlock && !copy->finished()) copy->wait(0.001);
+    use(300 * (round + 1));  // every page has another place in the packed copy
+    CHECK(copy->wait(60));
+    fleet.device->suspend(one.tenant, 60);
+    fleet.check_all();
+  }
+}
+
+TEST(a_table_that_needs_room_makes_idle_tenants_spill) {
+  const Directory directory;
+  Paged paged(1, 14 * kBlock, counted_table(), directory.path);
+  paged.attach_other(8);
+  paged.device->suspend(paged.other.tenant, 60);
+  paged.device->resume(paged.tenant, 60);
+  paged.pages = {{0, 4 * kBlock}, {6 * kBlock, 6 * kBlock}};
+  for (const auto& page : paged.pages) paged.write(page);
+  paged.device->set_pages(paged.region, paged.pages);
+  CHECK_EQ(paged.other.tenant->slots_spilled(), 8u);
+  CHECK_EQ(paged.region->packed.size(), 10u);
+  paged.device->hand_over(paged.tenant, paged.other.tenant, 60);
+  CHECK(paged.other.intact());
+  paged.device->hand_over(paged.other.tenant, paged.tenant, 60);
+  CHECK(paged.intact());
+}
+
 TEST(spilled_pages_give_back_their_pinned_memory) {
   const Directory directory;
   Paged paged(1, Bytes{1} << 30, counted_table(), directory.path);
