@@ -46,6 +46,22 @@ const Operation kOperations[] = {
        if (!world.tenant(0)->running) world.enter(0);
        work(world, world.device->write_back(world.tenant(0), "weights"));
      }},
+    // The memory of pages changes hands behind a copy that may have failed.
+    {"pages change",
+     [](World& world) {
+       auto& one = world.members[0];
+       if (!one.tenant->running) world.enter(0);
+       const auto copy = world.device->write_back(one.tenant, "weights");
+       world.device->run_background();
+       try {
+         copy->wait(0);
+       } catch (const DriverError&) {
+       }
+       auto pages = one.pages;
+       if (!pages.empty()) pages.erase(pages.begin());
+       if (!pages.empty()) world.device->set_pages(one.keep, pages);
+       one.pages = std::move(pages);
+     }},
     {"both, switch",
      [](World& world) {
        if (world.tenant(0)->running) {

@@ -226,6 +226,30 @@ TEST(a_table_may_change_while_the_pages_of_the_old_one_are_written_back) {
   }
 }
 
+TEST(pages_get_no_other_places_while_a_copy_of_the_old_ones_may_be_in_flight) {
+  Paged paged;
+  paged.attach_other(0);
+  paged.resume_and_check();
+  paged.use(1000, 3);
+  paged.set_pages();
+  const auto before = paged.region->packed.size();
+  const auto copy = paged.device->write_back(paged.tenant, "kv_cache");
+  const std::vector<Piece> fewer{paged.pages.front()};
+  {
+    // Nobody can tell whether the background's last copy has ended.
+    const cu::FaultScope fault(
+        {.nth = 1, .from_then_on = true, .only = cu::Call::stream_synchronize});
+    paged.device->run_background();
+    CHECK_THROWS(copy->wait(60), DriverError, "cuStreamSynchronize");
+    CHECK_THROWS(paged.device->set_pages(paged.region, fewer), DriverError, "cuStreamSynchronize");
+    CHECK_EQ(paged.region->packed.size(), before);
+  }
+  paged.pages = fewer;
+  paged.set_pages();
+  paged.device->suspend(paged.tenant, 60);
+  paged.resume_and_check();
+}
+
 TEST(a_table_that_needs_room_makes_idle_tenants_spill) {
   const Directory directory;
   Paged paged(1, 14 * kBlock, counted_table(), directory.path);
