@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # bench/measure.sh OUT
 #
-# Takes the records of the switch again that bench/README.md quotes, on an emulated H20, into OUT,
-# with tables and plots. On a quiet machine with two cores, about 25 minutes; nothing else should
-# run meanwhile.
+# Takes the records of weave_rt again that bench/README.md quotes, on an emulated H20, into OUT, with
+# tables and plots. On two cores about 25 minutes; nothing else should run meanwhile, so each part
+# waits, three minutes at most, until the machine is quiet, and prints the load it began under.
 #
 #   switch_emulated_h20.json   default: every case and arm, 7B weights, and 10,000 tensors
 #   switch_load_64.json        weave and plain with both cores busy, small pages
 #   switch_load_32.json        the same where a block is one page of 2 MiB
+#   overlay.json               planning, and what the examples move
+#   pool.json                  pinned memory of 8 GiB: growth, spill, return
 #   switch_presets.json        the eight presets, every arm
 set -euo pipefail
 case "${1:-}" in
@@ -18,12 +20,28 @@ out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/scheduler${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1
 python=${PYTHON:-python3}
-measure() { "$python" -m weave_rt.benchmarks.switch "$@"; }
+quiet() {
+  local tries load
+  for tries in $(seq 18); do
+    load=$(cut -d' ' -f1 /proc/loadavg)
+    awk -v load="$load" 'BEGIN { exit !(load < 0.6) }' && break
+    sleep 10
+  done
+  echo "== $1, load average $load"
+}
+measure() {
+  quiet "switch $*"
+  "$python" -m weave_rt.benchmarks.switch "$@"
+}
 
 measure --device 'emulated:h20?scale=64' --tensors --out "$out/switch_emulated_h20.json"
 for scale in 64 32; do
   measure --device "emulated:h20?scale=$scale" --arms weave,plain --load \
     --out "$out/switch_load_$scale.json"
 done
+quiet overlay
+"$python" -m weave_scheduler bench overlay --out "$out/overlay.json"
+quiet pool
+"$python" -m weave_scheduler bench pool --full --out "$out/pool.json"
 measure --device 'emulated:h20?scale=64' --preset all --out "$out/switch_presets.json"
-"$python" -m weave_scheduler bench report "$out"/switch_*.json --plots "$out/plots"
+"$python" -m weave_scheduler bench report "$out"/*.json --plots "$out/plots"

@@ -305,3 +305,22 @@ def test_rates_without_a_verdict_on_copies_allow_them() -> None:
     assert not calibration.is_disturbed({calibration.SLOWDOWN: "much"})
     assert not calibration.is_disturbed({calibration.SLOWDOWN: -0.2})
     assert calibration.is_disturbed({calibration.SLOWDOWN: 0.031})
+
+
+def test_a_link_that_is_no_faster_than_pageable_memory_is_named() -> None:
+    good = {"h2d": 55e9, "d2h": 54e9, "h2d_duplex": 1e9, "d2h_duplex": 1e9}
+    assert calibration.slow_directions(good) == ""
+    assert calibration.slow_directions({**good, "d2h": 1.94e9}) == "d2h 1.9 GB/s"
+    assert (
+        calibration.slow_directions({**good, "h2d": 2e9, "d2h": 2e9})
+        == "h2d 2.0 GB/s, d2h 2.0 GB/s"
+    )
+
+
+def test_calibration_chooses_the_size_of_chunks(open_checked: Callable[[str], Device]) -> None:
+    """Where a call costs as much as 300 KB do, few large ones are best."""
+    device = open_checked(
+        "emulated:h20?scale=4096&seed=3&capacity=16MiB&block=1MiB&granularity=4KiB&context=4KiB"
+        "&map=0ns&access=0ns&unmap=0ns&create=0ns&copy=2ms&h2d=150MB/s&d2h=150MB/s"
+    )
+    assert device.calibrate(4 << 20)["chunks"] == 16

@@ -174,3 +174,25 @@ def test_an_engine_with_its_weights_alone_takes_new_ones_and_runs_no_batch(world
     assert torch.equal(engine(torch.zeros(1, 8)), torch.ones(1, 8))
     world.tenant.resume()
     optimizer.step()
+
+
+def test_a_tag_without_bytes_goes_every_way_and_moves_nothing(
+    open_checked: Callable[[str], Device],
+) -> None:
+    """As the buffers of a model that has none: the region is there and holds no block."""
+    tenant = Tenant(open_checked(ROLLOUT), "job", job="a", pool="rollout")
+    tenant.resume()
+    kept = tenant.buffer(10_240, "weights")
+    kept.view()[:] = PATTERN
+    for tag in ("buffers", "kv_cache"):
+        assert tenant.region_of(tag).bytes == 0
+    tenant.write_back("buffers").wait()
+    tenant.mark_clean("buffers")
+    tenant.pin("buffers")
+    tenant.unpin("buffers")
+    for tags in (["buffers"], ["kv_cache"], None):
+        assert tenant.suspend(tags=tags).bytes_out == (10_240 if tags is None else 0)
+        assert tenant.resume(tags=tags).bytes_in == (10_240 if tags is None else 0)
+    assert bytes(kept.view()) == PATTERN
+    del kept
+    tenant.close()

@@ -70,6 +70,53 @@ def test_a_write_that_nobody_announced_names_the_tensor(
     tenant.close()
 
 
+def test_a_write_after_write_back_is_caught_at_the_switch(
+    open_checked: Callable[[str], Device],
+) -> None:
+    device = open_checked(ROLLOUT)
+    device.set_verify(True)
+    tenant, other = Tenant(device, "a", job="a"), Tenant(device, "b", job="b")
+    tenant.resume()
+    data = tenant.buffer(3 * device.block_bytes, "weights")
+    data.view()[:] = bytes([1]) * data.nbytes
+    tenant.write_back("weights").wait()
+    data.view()[5] = 7
+    with pytest.raises(VerifyFailed, match="nobody called mark_dirty"):
+        tenant.suspend()
+    assert tenant.state == "RESIDENT"
+    assert data.view()[5] == 7
+    tenant.mark_dirty("weights")
+    tenant.suspend()
+    tenant.resume()
+    assert data.view()[5] == 7
+    del data
+    tenant.close()
+    other.close()
+
+
+@pytest.mark.parametrize("verify", ["off", "checksum"])
+@pytest.mark.parametrize("promise", ["write_back", "mark_clean"])
+def test_a_job_that_closes_gives_back_what_it_reads_and_no_older_copy(
+    runtime: LocalRuntime, promise: str, verify: str
+) -> None:
+    """Also after a write that broke the promise: with a host copy that counts as valid."""
+    torch = pytest.importorskip("torch")
+    job = init("a", {"runtime": runtime, "verify": verify})
+    net = torch.nn.Linear(64, 64)
+    tenant = job.manage("net", net, pool="train")
+    if promise == "mark_clean":
+        with job.phase("train"):
+            tenant.mark_clean("weights")
+        tenant.suspend()
+    with job.phase("train"), torch.no_grad():
+        if promise == "write_back":
+            tenant.write_back("weights").wait()
+        net.weight.fill_(7)
+    assert tenant.core.rescue()["weights"][:4] == b"\0\0\xe0\x40"  # 7.0, little-endian
+    job.close()
+    assert net.weight.eq(7).all()
+
+
 def test_a_job_that_verifies_runs_as_without(runtime: LocalRuntime) -> None:
     torch = pytest.importorskip("torch")
     with init("a", {"runtime": runtime, "verify": "checksum"}) as job:

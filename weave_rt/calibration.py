@@ -47,6 +47,7 @@ RATES = ("h2d", "d2h", "h2d_duplex", "d2h_duplex")  # the least that a file must
 KEPT = 100  # files; the oldest go
 MAX_AGE_S = 30 * 86400.0  # links change: another slot, a setting of the firmware
 SLOWDOWN = "background_slowdown"  # optional: what background copies cost, as a share of a phase
+SLOW_LINK = 3e9  # bytes/s; pageable copies on a GPU reach that, pinned ones four times as much
 MOST_SLOWDOWN = 0.03  # beyond it there are none
 PATIENCE_S = 30.0  # how long to wait for another process that measures
 
@@ -70,10 +71,13 @@ def calibrated(device: Device, *, anew: bool = False) -> dict[str, Any]:
 
 
 def calibrate_all(devices: Sequence[Device]) -> None:
-    """Give each its rates; where there is no memory to measure with, reports go without a limit."""
+    """Give each its rates, and warn of a GPU's link that is no faster than pageable memory; where
+    there is no memory to measure with, reports go without a limit."""
     try:
         for device in devices:
-            calibrated(device)
+            rates = calibrated(device)
+            if device.kind != "emulated" and (slow := slow_directions(rates)):
+                log.warning("the link of %s is slow: %s; see weave doctor", device.name, slow)
     except HostMemoryError as error:  # the jobs may still fit
         log.info("switches are reported without a limit: %s", error)
 
@@ -99,6 +103,15 @@ def recall(device: Device) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(rates)
+
+
+def slow_directions(rates: dict[str, Any]) -> str:
+    """The directions of a GPU's link that are as slow as copies of pageable memory, with rates in
+    GB/s: "h2d 1.9 GB/s, d2h 2.0 GB/s"; empty where none is."""
+    slow = [
+        f"{way} {rates[way] / 1e9:.1f} GB/s" for way in ("h2d", "d2h") if rates[way] < SLOW_LINK
+    ]
+    return ", ".join(slow)
 
 
 def is_disturbed(rates: dict[str, Any] | None) -> bool:

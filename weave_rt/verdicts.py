@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from weave_rt.calibration import SLOW_LINK
+
 __all__ = ["Check", "checks"]
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 OLDEST_DRIVER = 11040  # CUDA 11.4, driver 470
-SLOW_LINK = 3e9  # bytes/s; pageable copies on a GPU reach that, pinned ones four times as much
 LEAST_MODEL_SHARE = 0.9
 MOST_UNMANAGED_SHARE = 0.1  # of the capacity, before it is worth a line
 OWN_FILES = 64  # descriptors that a process needs beside the blocks

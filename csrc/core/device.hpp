@@ -270,7 +270,7 @@ class Device : private Spiller {
   auto reading(const std::shared_ptr<Tenant>& tenant, Action action);
   bool bring_to_host(Region& region, bool readable);
   template <class Take>
-  bool read_region(Region& region, Take take);
+  bool read_region(Region& region, bool readable, Take take);
 
   // Spilling (spill.cpp). The first runs `action`, and again after each tenant that was spilled to
   // make room in pinned memory for `keep`; it is called without the lock.

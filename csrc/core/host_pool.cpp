@@ -253,7 +253,7 @@ void HostPool::grow(std::unique_lock<std::mutex>& lock, const std::string& job, 
       fresh.push_back(make_piece(job, std::min(bytes - done, piece_max), unit, node, nullptr));
     }
   } catch (...) {
-    fresh.clear();
+    while (!fresh.empty()) fresh.pop_back();  // the latest first
     lock.lock();
     growing_ -= bytes;
     throw;

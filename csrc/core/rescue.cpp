@@ -46,12 +46,11 @@ bool is_intact(const StateFile& file, const std::string& tag) {
 // The slots that hold something; those of a growth that failed may still wait for its undo.
 std::size_t held_slots(const Region& region) { return region.bytes_held / region.block_bytes; }
 
-// Of a slot with pages: read it from its frame. The host copy has less, and while the tenant runs
-// maybe not even the pages that are in use.
-bool reads_frame(const Region& region, const Slot& slot) {
+// Of a slot with pages: whether its host copy has all that is in use. While the tenant runs other
+// pages may have come into use.
+bool is_whole_on_host(const Region& region, const Slot& slot) {
   const auto tenant = region.tenant.lock();
-  return region.pages() && slot.frame_valid &&
-         (!slot.host_valid || region.pages_outdated() || (tenant && tenant->uses(region)));
+  return slot.host_valid && !region.pages_outdated() && !(tenant && tenant->uses(region));
 }
 
 }  // namespace
@@ -91,7 +90,9 @@ auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
 }
 
 // Whether every byte can be read in memory or in a file now, as far as that is known. Those on the
-// device are copied to their extents, or are left there where they have none.
+// device are copied to their extents, or are left there where a page table has none for them: what
+// is read is what the tenant itself would read, so a frame counts for more than its host copy,
+// which is older where somebody wrote without mark_dirty. Not so for `reload`.
 bool Device::bring_to_host(Region& region, bool readable) {
   const StateFile* checked = nullptr;
   for (std::size_t index = 0; index < held_slots(region); ++index) {
@@ -99,12 +100,15 @@ bool Device::bring_to_host(Region& region, bool readable) {
     if (slot.file != nullptr) {
       if (std::exchange(checked, slot.file.get()) == slot.file.get()) continue;
       if (!is_intact(*slot.file, region.tag)) return false;
-    } else if (reads_frame(region, slot)) {
-      if (!readable) return false;
-    } else if (!slot.host_valid &&
-               !(readable && slot.frame_valid && read_out(slot, slot.host.data()))) {
-      return false;
+      continue;
     }
+    if (region.pages()) {
+      if (!(readable && slot.frame_valid) && !is_whole_on_host(region, slot)) return false;
+      continue;
+    }
+    const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
+    if (reads && readable && read_out(slot, slot.host.data())) continue;
+    if (!slot.host_valid) return false;
   }
   return true;
 }
@@ -112,7 +116,7 @@ bool Device::bring_to_host(Region& region, bool readable) {
 // take(data, bytes) for the whole region, in pieces; zeros for what is in no page. False where a
 // frame could not be read after all. pre: bring_to_host() said yes.
 template <class Take>
-bool Device::read_region(Region& region, Take take) {
+bool Device::read_region(Region& region, bool readable, Take take) {
   std::vector<std::byte> staging;
   const auto read_file = [&](const Slot& slot, Bytes at, Bytes bytes) {
     staging.resize(std::min(StateWriter::kPiece, block_bytes_));
@@ -131,16 +135,16 @@ bool Device::read_region(Region& region, Take take) {
   };
   for (std::size_t index = 0; index < held_slots(region); ++index) {
     const Slot& slot = region.slots[index];
-    if (slot.file == nullptr && reads_frame(region, slot)) {
+    if (region.pages() && slot.frame_valid) {
       Extent extent = staging_for(region);
       staging.resize(extent ? 0 : block_bytes_);
       std::byte* const into = extent ? extent.data() : staging.data();
-      if (!read_out(slot, into)) {
-        if (extent) limbo_.extents.push_back(std::move(extent));  // a copy may still arrive
-        return false;
+      if (readable && read_out(slot, into)) {
+        take(into, block_bytes_);
+        continue;
       }
-      take(into, block_bytes_);
-      continue;
+      if (extent) limbo_.extents.push_back(std::move(extent));  // a copy may still arrive
+      if (!is_whole_on_host(region, slot)) return false;
     }
     Bytes at = 0;    // in the slot
     Bytes done = 0;  // of what is in its file
@@ -189,7 +193,7 @@ bool Device::rescue_into(const std::shared_ptr<Tenant>& tenant, const std::strin
       return false;
     }
     std::byte* to = into.data();
-    return read_region(**region, [&](const std::byte* data, Bytes bytes) {
+    return read_region(**region, readable, [&](const std::byte* data, Bytes bytes) {
       std::memcpy(to, data, bytes);
       to += bytes;
     });
@@ -225,7 +229,7 @@ std::vector<std::string> Device::rescue_to(const std::shared_ptr<Tenant>& tenant
       StateWriter writer(path, metadata, std::move(tensors), 0666);
       std::vector<std::string> tags;
       for (Region* region : complete) {
-        if (!read_region(*region,
+        if (!read_region(*region, readable,
                          [&](const std::byte* data, Bytes bytes) { writer.write(data, bytes); })) {
           lost.insert(region);
           break;

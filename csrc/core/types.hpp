@@ -69,8 +69,9 @@ struct Refusal : std::exception {
   Bytes bytes_usable = 0;
 };
 
-// For messages: "12.3 MB".
+// For messages: "12.3 MB", below one "4096 bytes".
 inline std::string megabytes(Bytes bytes) {
+  if (bytes < 1'000'000) return std::to_string(bytes) + " bytes";
   const auto tenths = bytes / 100'000;
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
 }

@@ -231,6 +231,11 @@ def _measure(
                             if index > 0:
                                 cases[name, arm].samples_s.append(seconds)
         measuring.check()
+        pool = measuring.device.host_pool.stats()
+        for case in cases.values():
+            case.more["host_huge_share"] = int(str(pool["bytes_huge"])) / max(
+                1, int(str(pool["bytes_registered"]))
+            )
         result = record(measuring.device, [])  # its cases come later, the device goes now
     finally:
         measuring.close()
