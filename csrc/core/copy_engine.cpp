@@ -61,7 +61,7 @@ std::size_t CopyEngine::call_end(std::span<const Chunk> chunks, std::size_t begi
                                  Bytes batch_bytes) const {
   std::size_t end = begin;
   Bytes bytes = 0;
-  if (table_.memcpy_batch_async == nullptr) return begin + 1;
+  if (table_.memcpy_batch_async == nullptr || !batches_) return begin + 1;
   while (end < chunks.size() && end - begin < kBatchCopies && chunks[end].fill < 0 &&
          chunks[end].bytes < kBatchBelow && bytes + chunks[end].bytes <= batch_bytes) {
     bytes += chunks[end++].bytes;
@@ -69,9 +69,12 @@ std::size_t CopyEngine::call_end(std::span<const Chunk> chunks, std::size_t begi
   return std::max(end, begin + 1);
 }
 
-void CopyEngine::copy(std::span<const Chunk> chunks, bool out) {
-  if (chunks.size() > 1) return copy_batch(chunks, out);
-  const Chunk& chunk = chunks.front();
+void CopyEngine::copy_all(std::span<const Chunk> chunks, bool out) {
+  if (chunks.size() > 1 && copy_batch(chunks, out)) return;
+  for (const auto& chunk : chunks) copy(chunk, out);
+}
+
+void CopyEngine::copy(const Chunk& chunk, bool out) {
   const cu::Stream stream = (out ? out_ : in_).stream.raw();
   if (chunk.fill >= 0) {
     cu::check(table_.memset_d8_async(chunk.device, static_cast<unsigned char>(chunk.fill),
@@ -86,7 +89,9 @@ void CopyEngine::copy(std::span<const Chunk> chunks, bool out) {
   }
 }
 
-void CopyEngine::copy_batch(std::span<const Chunk> chunks, bool out) {
+// False where the driver has the call and not what it does, as on some virtual GPUs: then there are
+// no batches any more.
+bool CopyEngine::copy_batch(std::span<const Chunk> chunks, bool out) {
   std::vector<cu::DevicePtr> targets, sources;
   std::vector<std::size_t> sizes;
   Bytes bytes = 0;
@@ -101,10 +106,12 @@ void CopyEngine::copy_batch(std::span<const Chunk> chunks, bool out) {
   cu::MemcpyAttributes attributes{cu::kSourceOrderStream, {}, {}, 0};
   std::size_t first = 0;
   std::size_t failed = 0;
-  cu::check(
+  const auto status =
       table_.memcpy_batch_async(targets.data(), sources.data(), sizes.data(), sizes.size(),
-                                &attributes, &first, 1, &failed, (out ? out_ : in_).stream.raw()),
-      cu::Call::memcpy_batch_async, bytes);
+                                &attributes, &first, 1, &failed, (out ? out_ : in_).stream.raw());
+  batches_ = status != cu::kNotSupported;
+  if (batches_) cu::check(status, cu::Call::memcpy_batch_async, bytes);
+  return batches_;
 }
 
 // The next outgoing call.
@@ -113,7 +120,7 @@ void CopyEngine::issue_out(std::span<const Chunk> outs, Progress& progress,
   const std::size_t from = progress.outs_issued;
   const std::size_t to = call_end(outs, from, options.batch_bytes);
   begin(out_, to - from);
-  copy(outs.subspan(from, to - from), true);
+  copy_all(outs.subspan(from, to - from), true);
   progress.outs_issued = to;
   end(out_, to);
 }
@@ -138,7 +145,7 @@ void CopyEngine::issue_in(std::span<const Chunk> ins, Progress& progress, const 
   }
   // Counted before the call: a submission that fails may still have been accepted.
   progress.ins_issued = to;
-  copy(chunks, false);
+  copy_all(chunks, false);
   end(in_, to);
 }
 

@@ -103,14 +103,16 @@ class CopyEngine {
   void issue_out(std::span<const Chunk> outs, Progress& progress, const Options& options);
   void issue_in(std::span<const Chunk> ins, Progress& progress, const Options& options);
   void wait_for_out(int after);
-  void copy(std::span<const Chunk> chunks, bool out);
-  void copy_batch(std::span<const Chunk> chunks, bool out);
+  void copy(const Chunk& chunk, bool out);
+  bool copy_batch(std::span<const Chunk> chunks, bool out);
+  void copy_all(std::span<const Chunk> chunks, bool out);
   double seconds(const Lane& lane) const;
 
   ContextRef context_;
   const cu::Table& table_;
   const std::size_t window_;
   bool sequential_ = false;
+  bool batches_ = true;  // until the driver says that it does not support them
   Bytes chunks_ = 64;
   Lane out_;
   Lane in_;

@@ -28,6 +28,7 @@ FrameId Frames::take() {
   } else {
     frames_[static_cast<std::size_t>(id)] = std::move(frame);
     empty_.pop_back();
+    withheld_ = std::max(0, withheld_ - 1);
   }
   return id;
 }

@@ -46,12 +46,11 @@ bool is_intact(const StateFile& file, const std::string& tag) {
 // The slots that hold something; those of a growth that failed may still wait for its undo.
 std::size_t held_slots(const Region& region) { return region.bytes_held / region.block_bytes; }
 
-// Of a slot with pages: only its frame will do. The host copy has less, and while the tenant runs
-// maybe not even the pages that are in use.
-bool needs_frame(const Region& region, const Slot& slot) {
+// Of a slot with pages: whether its host copy has all that is in use. While the tenant runs other
+// pages may have come into use.
+bool is_whole_on_host(const Region& region, const Slot& slot) {
   const auto tenant = region.tenant.lock();
-  return region.pages() && slot.frame_valid &&
-         (!slot.host_valid || region.pages_outdated() || (tenant && tenant->uses(region)));
+  return slot.host_valid && !region.pages_outdated() && !(tenant && tenant->uses(region));
 }
 
 }  // namespace
@@ -91,9 +90,9 @@ auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
 }
 
 // Whether every byte can be read in memory or in a file now, as far as that is known. Those on the
-// device are copied to their extents, or are left there where they have none. What is read is what
-// the tenant itself would read, so a frame counts for more than its host copy, which is older where
-// somebody wrote without mark_dirty. Not so for `reload`.
+// device are copied to their extents, or are left there where a page table has none for them: what
+// is read is what the tenant itself would read, so a frame counts for more than its host copy,
+// which is older where somebody wrote without mark_dirty. Not so for `reload`.
 bool Device::bring_to_host(Region& region, bool readable) {
   const StateFile* checked = nullptr;
   for (std::size_t index = 0; index < held_slots(region); ++index) {
@@ -101,13 +100,15 @@ bool Device::bring_to_host(Region& region, bool readable) {
     if (slot.file != nullptr) {
       if (std::exchange(checked, slot.file.get()) == slot.file.get()) continue;
       if (!is_intact(*slot.file, region.tag)) return false;
-    } else if (region.pages()) {
-      if (needs_frame(region, slot) ? !readable : !slot.host_valid) return false;
-    } else {
-      const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
-      if (reads && readable && read_out(slot, slot.host.data())) continue;
-      if (!slot.host_valid) return false;
+      continue;
     }
+    if (region.pages()) {
+      if (!(readable && slot.frame_valid) && !is_whole_on_host(region, slot)) return false;
+      continue;
+    }
+    const bool reads = slot.frame_valid && !(slot.host_valid && region.policy == Policy::reload);
+    if (reads && readable && read_out(slot, slot.host.data())) continue;
+    if (!slot.host_valid) return false;
   }
   return true;
 }
@@ -134,7 +135,7 @@ bool Device::read_region(Region& region, bool readable, Take take) {
   };
   for (std::size_t index = 0; index < held_slots(region); ++index) {
     const Slot& slot = region.slots[index];
-    if (slot.file == nullptr && region.pages() && slot.frame_valid && readable) {
+    if (readable && region.pages() && slot.frame_valid) {
       Extent extent = staging_for(region);
       staging.resize(extent ? 0 : block_bytes_);
       std::byte* const into = extent ? extent.data() : staging.data();
@@ -143,7 +144,7 @@ bool Device::read_region(Region& region, bool readable, Take take) {
         continue;
       }
       if (extent) limbo_.extents.push_back(std::move(extent));  // a copy may still arrive
-      if (needs_frame(region, slot)) return false;
+      if (!is_whole_on_host(region, slot)) return false;
     }
     Bytes at = 0;    // in the slot
     Bytes done = 0;  // of what is in its file

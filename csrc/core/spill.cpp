@@ -103,9 +103,12 @@ class Incoming {
 
 bool keeps_on_device(const Tenant& tenant) {
   return std::ranges::any_of(tenant.regions, [](const auto& region) {
-    return region->policy != Policy::discard && region->may_leave() &&
-           std::ranges::any_of(region->slots,
-                               [](const Slot& slot) { return slot.frame != kNoFrame; });
+    if (region->policy == Policy::discard || !region->may_leave()) return false;
+    for (std::size_t slot = 0; slot < region->slots.size(); ++slot) {
+      // Not where a page table says that nothing is in use: evicting that would give no memory.
+      if (region->slots[slot].frame != kNoFrame && region->host_bytes(slot) > 0) return true;
+    }
+    return false;
   });
 }
 

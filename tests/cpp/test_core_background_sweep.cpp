@@ -14,9 +14,18 @@ constexpr const char* kTwentyBlocks =
     "&copy=0ns&map=0ns&access=0ns&unmap=0ns&create=0ns";
 
 struct World : Fleet {
-  World() : Fleet(20, {{8, 2}, {7}, {9}}, false, kTwentyBlocks) {
+  explicit World(bool paged) : Fleet(20, {{8, 2}, {7}, {9}}, false, kTwentyBlocks) {
+    if (paged) use_pages(2);
     turn(1);
     turn(0);
+    if (paged) use_pages(0);
+  }
+  // Pages of 300 bytes, several in a block, some in two of them.
+  void use_pages(std::size_t index) {
+    turn(index);
+    auto& one = members[index];
+    for (Bytes at = 40; at + 300 <= one.bytes; at += 900) one.pages.push_back({at, 300});
+    device->set_pages(one.keep, one.pages);
   }
 };
 
@@ -36,6 +45,22 @@ const Operation kOperations[] = {
      [](World& world) {
        if (!world.tenant(0)->running) world.enter(0);
        work(world, world.device->write_back(world.tenant(0), "weights"));
+     }},
+    // The memory of pages changes hands behind a copy that may have failed.
+    {"pages change",
+     [](World& world) {
+       auto& one = world.members[0];
+       if (!one.tenant->running) world.enter(0);
+       const auto copy = world.device->write_back(one.tenant, "weights");
+       world.device->run_background();
+       try {
+         copy->wait(0);
+       } catch (const DriverError&) {
+       }
+       auto pages = one.pages;
+       if (!pages.empty()) pages.erase(pages.begin());
+       if (!pages.empty()) world.device->set_pages(one.keep, pages);
+       one.pages = std::move(pages);
      }},
     {"both, switch",
      [](World& world) {
@@ -74,11 +99,12 @@ void check_state(const World& world) {
   }
 }
 
-bool visit(const Operation& operation, std::uint64_t nth, Mode mode, std::uint64_t& raised) {
+bool visit(const Operation& operation, bool paged, std::uint64_t nth, Mode mode,
+           std::uint64_t& raised) {
   const auto descriptors = open_descriptors();
   bool fired = false;
   {
-    World world;
+    World world(paged);
     {
       const auto plan = plan_of(mode, nth);
       const cu::FaultScope fault(plan);
@@ -106,14 +132,12 @@ bool visit(const Operation& operation, std::uint64_t nth, Mode mode, std::uint64
   return fired;
 }
 
-}  // namespace
-
-TEST(sweep_background) {
+void sweep(bool paged) {
   for (const auto& operation : kOperations) {
     for (const Mode mode : {Mode::once, Mode::from_then_on, Mode::lost_context}) {
       std::uint64_t raised = 0;
       std::uint64_t nth = 1;
-      while (visit(operation, nth, mode, raised)) ++nth;
+      while (visit(operation, paged, nth, mode, raised)) ++nth;
       CHECK(nth > 1);
       const char* const names[] = {"once", "from then on", "context lost"};
       std::printf("sweep %-12s %-12s %4lu points, %4lu raised\n", operation.name,
@@ -122,3 +146,9 @@ TEST(sweep_background) {
     }
   }
 }
+
+}  // namespace
+
+TEST(sweep_background) { sweep(false); }
+
+TEST(sweep_background_pages) { sweep(true); }

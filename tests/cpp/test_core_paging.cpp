@@ -204,6 +204,80 @@ TEST(pages_in_use_are_exact_over_many_turns) {
   }
 }
 
+TEST(a_table_may_change_while_the_pages_of_the_old_one_are_written_back) {
+  for (Bytes round = 0; round < 4; ++round) {
+    // A block takes 10 ms.
+    Fleet fleet(24, {{8}, {20}}, true,
+                (std::string(kTwoHundredBlocks) + "&h2d=400KB/s&d2h=400KB/s").c_str());
+    fleet.enter(0);
+    auto& one = fleet.members[0];
+    const auto use = [&](Bytes first) {
+      one.pages.clear();
+      for (Bytes at = first; at + 1500 <= one.bytes; at += 2000) one.pages.push_back({at, 1500});
+      fleet.device->set_pages(one.keep, one.pages);
+    };
+    use(0);
+    const auto copy = fleet.device->write_back(one.tenant, "weights");
+    while (copy->bytes_done() < round * kBlock && !copy->finished()) copy->wait(0.001);
+    use(300 * (round + 1));  // every page has another place in the packed copy
+    CHECK(copy->wait(60));
+    fleet.device->suspend(one.tenant, 60);
+    fleet.check_all();
+  }
+}
+
+TEST(pages_get_no_other_places_while_a_copy_of_the_old_ones_may_be_in_flight) {
+  Paged paged;
+  paged.attach_other(0);
+  paged.resume_and_check();
+  paged.use(1000, 3);
+  paged.set_pages();
+  const auto before = paged.region->packed.size();
+  const auto copy = paged.device->write_back(paged.tenant, "kv_cache");
+  const std::vector<Piece> fewer{paged.pages.front()};
+  {
+    // Nobody can tell whether the background's last copy has ended.
+    const cu::FaultScope fault(
+        {.nth = 1, .from_then_on = true, .only = cu::Call::stream_synchronize});
+    paged.device->run_background();
+    CHECK_THROWS(copy->wait(60), DriverError, "cuStreamSynchronize");
+    CHECK_THROWS(paged.device->set_pages(paged.region, fewer), DriverError, "cuStreamSynchronize");
+    CHECK_EQ(paged.region->packed.size(), before);
+  }
+  paged.pages = fewer;
+  paged.set_pages();
+  paged.device->suspend(paged.tenant, 60);
+  paged.resume_and_check();
+}
+
+TEST(a_table_that_needs_room_makes_idle_tenants_spill) {
+  const Directory directory;
+  Paged paged(1, 14 * kBlock, counted_table(), directory.path);
+  paged.attach_other(8);
+  paged.device->suspend(paged.other.tenant, 60);
+  paged.device->resume(paged.tenant, 60);
+  paged.pages = {{0, 4 * kBlock}, {6 * kBlock, 6 * kBlock}};
+  for (const auto& page : paged.pages) paged.write(page);
+  paged.device->set_pages(paged.region, paged.pages);
+  CHECK_EQ(paged.other.tenant->slots_spilled(), 8u);
+  CHECK_EQ(paged.region->packed.size(), 10u);
+  paged.device->hand_over(paged.tenant, paged.other.tenant, 60);
+  CHECK(paged.other.intact());
+  paged.device->hand_over(paged.other.tenant, paged.tenant, 60);
+  CHECK(paged.intact());
+}
+
+TEST(a_table_without_pages_is_not_what_makes_room) {
+  const Directory directory;
+  Paged paged(1, 10 * kBlock, counted_table(), directory.path);
+  paged.attach_other(8);
+  Patterned third;
+  attach(*paged.device, third, "third", 3, 4, 0);  // though the paged tenant has been idle longest
+  CHECK_EQ(paged.other.tenant->slots_spilled(), 8u);
+  paged.device->hand_over(third.tenant, paged.other.tenant, 60);
+  CHECK(paged.other.intact());
+}
+
 TEST(spilled_pages_give_back_their_pinned_memory) {
   const Directory directory;
   Paged paged(1, Bytes{1} << 30, counted_table(), directory.path);
@@ -449,6 +523,28 @@ TEST(a_batch_that_fails_is_undone) {
     }
   }
   CHECK(fired > 8);
+}
+
+// A driver may have the call and not what it does.
+TEST(where_batches_are_not_supported_copies_go_one_by_one) {
+  Paged paged(5);
+  paged.attach_other(8);
+  paged.resume_and_check();
+  paged.use(300, 2);
+  paged.set_pages();
+  {
+    cu::FaultScope::Plan plan;
+    plan.nth = 1;
+    plan.from_then_on = true;
+    plan.status = cu::kNotSupported;
+    plan.only = cu::Call::memcpy_batch_async;
+    const cu::FaultScope fault(plan);
+    paged.device->hand_over(paged.tenant, paged.other.tenant, 60);
+    CHECK(paged.other.intact());
+    paged.device->hand_over(paged.other.tenant, paged.tenant, 60);
+    CHECK(paged.intact());
+    CHECK_EQ(fault.calls_failed(), 1u);  // nor is it tried again
+  }
 }
 
 TEST(a_page_table_says_where_each_byte_is) {

@@ -184,6 +184,21 @@ TEST(trimmed_places_count_again_when_the_limit_is_set_anew) {
   CHECK_EQ(pair.device->stats().blocks_free, 6);
 }
 
+TEST(a_place_counts_again_once_its_block_was_created_whoever_emptied_it) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 10, 0);
+  attach(*pair.device, pair.b, "b", 2, 6, 0);
+  pair.device->close_tenant(pair.b.tenant);
+  CHECK_EQ(pair.device->set_usable(14 * kBlock), 14 * kBlock);
+  CHECK_EQ(pair.device->trim(2 * kBlock), 2 * kBlock);
+  CHECK_EQ(pair.device->usable(), 12 * kBlock);
+  Patterned c;
+  attach(*pair.device, c, "c", 3, 4, 0);  // blocks are created in two of the four empty places
+  CHECK_EQ(pair.device->stats().blocks_created, 14);
+  CHECK_EQ(pair.device->usable(), 14 * kBlock);
+  CHECK_EQ(pair.device->stats().blocks_released, 0);
+}
+
 TEST(sweep_set_usable) {
   for (const bool sticky : {false, true}) {
     std::uint64_t points = 0;
