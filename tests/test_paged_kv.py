@@ -359,3 +359,29 @@ def test_a_running_cache_is_rescued_with_the_pages_of_this_phase(
         begin = cache.data_ptr() - region.address
         found = saved[begin : begin + cache.nbytes].view(torch.float32).view(SHAPE)
         assert torch.equal(found[:, used], wanted)
+
+
+def test_a_cache_without_pages_is_not_what_makes_room(tmp_path: Path) -> None:
+    """It has been idle longest, but evicting it would free no pinned memory."""
+    spec = "emulated:h20?scale=4096&speed=50&capacity=2MiB&block=16KiB"
+    block = 16 << 10
+    device = open_device(spec, host_budget_bytes=4 * block, spill_directory=str(tmp_path))
+    paged, plain, new = (Tenant(device, name, job=name) for name in ("paged", "plain", "new"))
+    paged.resume()
+    paged.region_of("kv_cache", "keep")
+    paged.page_table("kv_cache", lambda: ([], []))
+    cache = paged.buffer(2 * block, "kv_cache")
+    paged.release()
+    plain.resume()
+    weights = plain.buffer(3 * block, "weights")
+    weights.view()[:] = b"good" * (weights.nbytes // 4)
+    plain.release()
+    new.resume()
+    more = new.buffer(3 * block, "weights")
+    new.release()
+    plain.resume()
+    assert weights.view() == b"good" * (weights.nbytes // 4)
+    del cache, weights, more
+    for tenant in (paged, plain, new):
+        tenant.close()
+    device.close()

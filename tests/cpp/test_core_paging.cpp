@@ -267,17 +267,6 @@ TEST(a_table_that_needs_room_makes_idle_tenants_spill) {
   CHECK(paged.intact());
 }
 
-TEST(a_table_without_pages_is_not_what_makes_room) {
-  const Directory directory;
-  Paged paged(1, 10 * kBlock, counted_table(), directory.path);
-  paged.attach_other(8);
-  Patterned third;
-  attach(*paged.device, third, "third", 3, 4, 0);  // though the paged tenant has been idle longest
-  CHECK_EQ(paged.other.tenant->slots_spilled(), 8u);
-  paged.device->hand_over(third.tenant, paged.other.tenant, 60);
-  CHECK(paged.other.intact());
-}
-
 TEST(spilled_pages_give_back_their_pinned_memory) {
   const Directory directory;
   Paged paged(1, Bytes{1} << 30, counted_table(), directory.path);
