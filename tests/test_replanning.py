@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import weave_rt
 from weave_rt import Buffer, Job, LocalRuntime, Slice, Tenant, UsageError, open_device
-from weave_rt.overlay import Link
+from weave_rt.overlay import Link, quotas
 from weave_rt.replanning import Replanner, nominal_link
 
 SPEC = "emulated:h20?scale=4096&speed=50&capacity=8MiB&seed=1"
@@ -236,3 +237,34 @@ def test_the_link_of_an_emulated_device_is_its_models(open_checked: Any) -> None
     link = nominal_link(open_checked(SPEC))
     assert link.d2h == pytest.approx(55e9 / 4096 * 50)
     assert link.h2d_duplex == pytest.approx(0.75 * link.h2d)
+
+
+def test_an_older_plan_is_not_told_after_a_newer_one(
+    open_checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread plans and tells between the plan of this one and its telling."""
+    device = open_checked(SPEC)
+    told: list[tuple[Any, ...]] = []
+    made = Replanner({"rollout:0": device}, lambda *said: told.append(said), kind="least-stall")
+    size = device.usable_bytes // device.block_bytes * 2 // 3
+    with contextlib.ExitStack() as stack:
+        tenants = [Tenant(device, name) for name in "ab"]
+        for tenant in tenants:
+            stack.callback(tenant.close)
+            tenant.resume()
+            tenant.buffer(size * BLOCK, "weights")
+            tenant.suspend()
+
+        def overtaken(plan: Any) -> Any:
+            other = threading.Thread(target=made.changed, args=("rollout:0", tenants[:1]))
+            other.start()
+            other.join()
+            return quotas(plan)
+
+        monkeypatch.setattr("weave_rt.replanning.quotas", overtaken)
+        made.changed("rollout:0", tenants)
+        assert told == [("rollout:0", {}, False)]  # one tenant alone, which never moves
+        monkeypatch.undo()
+        made.changed("rollout:0", tenants)
+        assert len(told) == 2
+        assert set(told[1][1]) == set(tenants)

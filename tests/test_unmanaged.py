@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import subprocess
+import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +18,7 @@ import weave_rt
 from weave_rt import Device, Job, LocalRuntime, Slice, UsageError, _core
 from weave_rt.errors import GrowthRefused, UsableBytesWarning
 from weave_rt.overlay import Unmanaged, usable_frames
-from weave_rt.unmanaged import _Account, _Phase, pinned_records
+from weave_rt.unmanaged import _Account, _Phase, _torch_peak, pinned_records
 
 SPEC = "emulated:h20?scale=4096&speed=50&capacity=2MiB&context=64KiB&unmanaged=32KiB&seed=1"
 BLOCK = 16384
@@ -357,3 +360,32 @@ def test_a_new_peak_of_torchs_allocator_is_exact(bench: Bench) -> None:
     assert account.record == Unmanaged("a", 50 + 6000, 50)
     book(desk, account, _Phase("a", 150, 9000, (1050, 7050)), 150, None)  # it went away
     assert account.record == Unmanaged("a", 50 + 8850, 50)
+
+
+def test_a_runtime_that_nobody_closed_lets_the_interpreter_end() -> None:
+    """The thread that samples is inside a core function nearly all the time here."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORGETS_TO_CLOSE, SPEC], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "sampled\n", "")
+
+
+FORGETS_TO_CLOSE = """
+import sys, weave_rt, weave_rt.unmanaged as unmanaged
+unmanaged.INTERVAL_S = 0
+runtime = weave_rt.LocalRuntime({"rollout": [weave_rt.open_device(sys.argv[1])]})
+sampled = unmanaged.threading.Event()
+taken = unmanaged._taken
+def many_times(device):
+    sampled.set()
+    return [taken(device) for _ in range(99)].pop()
+unmanaged._taken = many_times
+runtime._outside._desks["rollout:0"].phase = unmanaged._Phase("j", 0, 0, None)
+print("sampled" if sampled.wait(60) else "not sampled")
+"""
+
+
+def test_torch_that_is_being_imported_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    cuda: Any = types.SimpleNamespace(kind="cuda", spec="cuda:0")
+    assert _torch_peak(cuda) is None

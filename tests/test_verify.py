@@ -134,3 +134,44 @@ def test_a_job_that_verifies_runs_as_without(runtime: LocalRuntime) -> None:
             assert torch.equal(net.weight, expected)
     with pytest.raises(UsageError, match="checksum"):
         init("b", {"runtime": runtime, "verify": "everything"})
+
+
+def test_what_leaves_for_memory_outside_regions_is_verified_too(
+    open_checked: Callable[[str], Device],
+) -> None:
+    torch = pytest.importorskip("torch")
+    device = open_checked("emulated:h20?scale=4096&speed=50&capacity=2MiB&context=64KiB&seed=1")
+    block, frames = device.block_bytes, device.usable_bytes // device.block_bytes
+    raw = _core.TensorCopies(device, [3 * block], [])
+    with (
+        LocalRuntime({"rollout": [device]}) as runtime,
+        init("a", {"runtime": runtime, "verify": "checksum"}) as a,
+        init("b", {"runtime": runtime}) as b,
+    ):
+        net = torch.nn.Linear(64, frames // 2 * block // 256, bias=False)
+        tenant = a.manage("t", net, pool="rollout")
+        assert isinstance(tenant, Tenant)
+        other = b.manage("t", pool="rollout")
+        with b.phase("init"):
+            taken = other.buffer(frames // 2 * block, "weights")
+        with a.phase("rollout", step=0):
+            tenant.mark_clean("weights")
+        tenant.suspend()
+        with a.phase("rollout", step=1), torch.no_grad():
+            net.weight += 1  # nobody calls mark_dirty
+        with b.phase("rollout", step=0):
+            pass
+        wrong = r"nobody called mark_dirty.*in tensor weight"
+        with pytest.raises(VerifyFailed, match=wrong) as end, b.phase("rollout", step=1):
+            raw.allocate()  # blocks of the other job have to leave for it
+        assert (end.value.job, end.value.tenant, end.value.tensor) == ("a", "t", "weight")
+        with pytest.raises(VerifyFailed, match=wrong), b.phase("rollout", step=2):
+            pytest.fail("it has not begun")
+        tenant.resume()
+        tenant.mark_dirty("weights")
+        tenant.release()
+        with b.phase("rollout", step=2):
+            assert not any(taken.view())
+        assert device.stats()["blocks_total"] < frames
+        raw.close()
+        del taken

@@ -282,8 +282,9 @@ class LocalRuntime:
         self._observe(grant, "switch", start, device.now_ns(), (name,), dict(report.as_dict()))
 
     def end(self, grant: Grant, ok: bool = True) -> Exception | None:
-        """The phase has ended: scan, release, pass the permit on. Never raises; returns what a
-        scan met (GrowthRefused, say), for the caller to raise where that does no harm."""
+        """The phase has ended: scan, release, pass the permit on. Never raises; returns what
+        was met (GrowthRefused by a scan, say, or VerifyFailed), for the caller to raise where that
+        does no harm."""
         return self._release(grant, ok)
 
     def outside(
@@ -311,7 +312,7 @@ class LocalRuntime:
         try:
             for tenant in grant.tenants:
                 failure = quietly(tenant, tenant.release) or failure
-            self._measure(grant)
+            failure = self._measure(grant) or failure
             if grant.started_ns:
                 now = grant.clock.now_ns()
                 self._observe(grant, "phase", grant.started_ns, now, ok=ok)
@@ -321,13 +322,16 @@ class LocalRuntime:
             self.permits.release(grant.ticket)
         return failure
 
-    def _measure(self, grant: Grant) -> None:
+    def _measure(self, grant: Grant) -> Exception | None:
+        failure: Exception | None = None
         for name in grant.devices:
-            found = self._outside.ends(name, grant.job)
+            found, problem = self._outside.ends(name, grant.job)
+            failure = problem or failure
             if found is not None:
                 grant.excesses += 1
                 now = grant.clock.now_ns()
                 self._observe(grant, "unmanaged", now, now, (name,), dict(found.as_dict()))
+        return failure
 
     def _replan(self, grant: Grant, seconds: float) -> None:
         for name in grant.devices:

@@ -8,12 +8,12 @@ that two threads of one job never ask for one pool at the same time. Order: gate
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weave_rt.errors import PhaseNesting, UsageError
 from weave_rt.local import Grant
@@ -41,7 +41,7 @@ class Active:
     admitted: bool = False
     ended: bool = False
     thread: int = field(default_factory=get_ident)
-    problem: Exception | None = None  # committing failed
+    problem: BaseException | None = None  # committing failed
 
     @property
     def holding(self) -> bool:
@@ -104,9 +104,14 @@ class LocalPhase(Phase):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         active = self._pop(kind is None)
-        problem = self._give(active, ok=kind is None)
+        problem: BaseException | None
+        try:
+            self._conclude(active, kind is None)
+        finally:  # whatever happens: a permit that is not given back stops everybody
+            self.job.actives.remove(active)
+            problem = self._give(active, ok=kind is None)
+            self._retake(active)
         problem = active.problem or problem
-        self._retake(active)
         if problem is not None and kind is None:
             raise problem
 
@@ -130,9 +135,14 @@ class LocalPhase(Phase):
         self, kind: type[BaseException] | None, error: object, trace: object
     ) -> None:
         active = self._pop(kind is None)
-        problem = self._give(active, ok=kind is None)
+        problem: BaseException | None
+        try:
+            await self._conclude_async(active, kind is None)
+        finally:
+            self.job.actives.remove(active)
+            problem = self._give(active, ok=kind is None)
+            await self._retake_async(active)
         problem = active.problem or problem
-        await self._retake_async(active)
         if problem is not None and kind is None:
             raise problem
 
@@ -187,12 +197,7 @@ class LocalPhase(Phase):
             ok = True
         finally:
             job.runtime.waited(grant, ok)
-        switch = asyncio.ensure_future(asyncio.to_thread(self._begin, active, grant))
-        try:
-            await asyncio.shield(switch)
-        except asyncio.CancelledError:
-            await _settled(switch)  # a switch cannot be stopped half way
-            raise
+        await _in_thread(self._begin, active, grant)
         self._taken(active, grant, start_ns)
 
     def _begin(self, active: Active, grant: Grant) -> None:
@@ -243,32 +248,43 @@ class LocalPhase(Phase):
         if active is None:
             raise UsageError(f"phase {self.name!r} is left, but nobody is in it")
         active.ended = True
-        self.job.actives.remove(active)
         _stack.set(tuple(a for a in stack if not a.ended))
         now_ns = self.job.clock.now_ns()
         self.job.note_phase(self.name, now_ns - active.entered_ns)
         if not self.needed and not enclosing(self.job):  # else an outer phase is seen already
             job = self.job
             job.runtime.outside(job.job_id, self.name, self.step, active.entered_ns, now_ns, ok)
-        published = isinstance(active.result, Sync) and active.result.commits
+        return active
+
+    def _conclude(self, active: Active, ok: bool) -> None:
+        """Commit what the phase has made, while its pools are held."""
+        published = active.result.commits if isinstance(active.result, Sync) else frozenset()
         active.problem = active.result.conclude(ok)
         if active.problem is not None or (self.job.publishes() and not published):
             # a sync that published nothing leaves the engine at its version
             ok = ok and active.result.name != "weight_sync"
         if ok:
-            self.job.versions.committed(active)
-        return active
+            self.job.versions.committed(active, published)
+
+    async def _conclude_async(self, active: Active, ok: bool) -> None:
+        """The same; a version that is published may have to wait for a rollout that comes in."""
+        if isinstance(active.result, Sync):
+            await _in_thread(self._conclude, active, ok)
+        else:
+            self._conclude(active, ok)
 
     def _give(self, active: Active, ok: bool) -> Exception | None:
-        """Give back what `_take` took. Never raises."""
+        """Give back what `_take` took. Raises nothing but an interrupt, and then too it is done."""
         problem = None
-        if active.grant is not None:
-            problem = self.job.runtime.end(active.grant, ok)
-            self.job.note_end(active.grant)
+        try:
+            if active.grant is not None:
+                problem = self.job.runtime.end(active.grant, ok)
+                self.job.note_end(active.grant)
+        finally:
             active.grant = None
-        if active.gate is not None:
-            self.job.gate.release(active.gate)
-            active.gate = None
+            if active.gate is not None:
+                self.job.gate.release(active.gate)
+                active.gate = None
         return problem
 
     def _hand_back(self, active: Active) -> None:
@@ -291,6 +307,17 @@ def _left(job: LocalJob, start_ns: int, timeout_s: float | None) -> float | None
     if timeout_s is None:
         return None
     return max(0.0, timeout_s - (job.clock.now_ns() - start_ns) / 1e9)
+
+
+async def _in_thread(function: Callable[..., None], *args: Any) -> None:
+    """Call what blocks beside the event loop. It ends before this does, also if it is cancelled:
+    a switch or a commit cannot be stopped half way."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _settled(task)
+        raise
 
 
 async def _settled(task: asyncio.Future[None]) -> None:

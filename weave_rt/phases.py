@@ -87,7 +87,7 @@ class PhaseResult:
         Raises UsageError for bytes outside either, NotResident, HostMemoryError, DriverError."""
         raise UsageError(f"publish_bytes belongs into a weight_sync phase, not {self.name!r}")
 
-    def conclude(self, ok: bool) -> Exception | None:
+    def conclude(self, ok: bool) -> BaseException | None:
         """The phase ends. Never raises."""
         return None
 

@@ -52,19 +52,20 @@ class Sync(PlainSync):
         if region.policy != "reload":
             PlainSync.publish_bytes(self, target, source, offset, nbytes)
             return
+        count = bytes_to_publish(target, source, offset, nbytes)
+        if not count:  # a version that is opened has to be written whole
+            return
         with self._next_version(tenant) as publication:
-            count = bytes_to_publish(target, source, offset, nbytes)
-            if not count:
-                return
             if isinstance(source, Buffer):
                 publication.copy(region, at, source.span.region, source.span.offset, count)
             else:
                 publication.write(region, at, memoryview(source).cast("B")[:count])
 
-    def conclude(self, ok: bool) -> Exception | None:
-        """End of the phase: all engines get their new version, or none does. Never raises."""
+    def conclude(self, ok: bool) -> BaseException | None:
+        """End of the phase: all engines get their new version, or none does. Never raises; what it
+        returns may be a KeyboardInterrupt."""
         publications, self.published = list(self.published.values()), {}
-        problem: Exception | None = None
+        problem: BaseException | None = None
         if publications and ok and not self.failed:
             assert self.job is not None
             try:
@@ -72,16 +73,16 @@ class Sync(PlainSync):
                 with self.job.versions.changing:
                     commit_together(publications)
                 return None
-            except Exception as error:
+            except BaseException as error:  # the lock may be waited for, and Ctrl-C ends that
                 problem = error
         for publication in publications:
             publication.abort()
         return problem
 
     @property
-    def commits(self) -> bool:
-        """Whether there is something to commit."""
-        return bool(self.published) and not self.failed
+    def commits(self) -> frozenset[str]:
+        """The tenants, by name, that have something to commit."""
+        return frozenset(() if self.failed else self.published)
 
     @contextmanager
     def _next_version(self, tenant: Tenant) -> Iterator[Publication]:

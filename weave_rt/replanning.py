@@ -6,7 +6,7 @@ made again when a tenant came, left, grew or changed a policy, and when the shor
 became clearly longer or shorter, since what can be hidden depends on them. Each tenant is
 planned for itself, also where a phase brings in two at once: quotas give way then. The planner is
 `weave_rt.overlay`. The lock guards small tables and is not held while a core function moves
-anything.
+anything; another one per device keeps the core from being told an older plan after a newer one.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class _Desk:
     phases_s: dict[Tenant, list[float]] = field(default_factory=dict)
     known: tuple[object, ...] | None = None  # what the plan was made of
     plan: Plan | None = None
+    serial: int = 0  # of the plan
+    told: int = 0  # the serial that was told last
+    telling: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Replanner:
@@ -144,13 +147,18 @@ class Replanner:
             except WeaveError as error:  # larger than the device: it will say so when it comes in
                 log.debug("no plan for %s: %s", name, error)
                 desk.plan = None
-            plan = desk.plan
-        if plan is None or plan.excess == 0:
-            self._tell(name, {}, False)  # nothing moves; who comes next takes what it needs
-            return
-        allowed = quotas(plan)
-        movable = {t: allowed[b.name] for t, b in zip(there, blocks, strict=True)}
-        self._tell(name, movable, plan.kind == "least-stall")
+            desk.serial += 1
+            plan, serial = desk.plan, desk.serial
+        movable: dict[Tenant, int] = {}  # nothing moves; who comes next takes what it needs
+        ahead = False
+        if plan is not None and plan.excess:
+            allowed = quotas(plan)
+            movable = {t: allowed[b.name] for t, b in zip(there, blocks, strict=True)}
+            ahead = plan.kind == "least-stall"
+        with desk.telling:
+            if serial > desk.told:  # else another thread has told a newer one
+                desk.told = serial
+                self._tell(name, movable, ahead)
 
     def _blocks(self, desk: _Desk, tenant: Tenant) -> TenantBlocks:
         size = desk.planner.block_bytes

@@ -31,8 +31,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from weave_rt._core import Device
-from weave_rt.errors import DoesNotFit, UsableBytesWarning, UsageError, WeaveError
+from weave_rt.errors import DoesNotFit, UsableBytesWarning, UsageError, VerifyFailed, WeaveError
 from weave_rt.overlay import Unmanaged, usable_frames
+from weave_rt.tenant import naming_tensors
 
 __all__ = ["Excess", "UnmanagedMemory", "pinned_records"]
 
@@ -118,20 +119,20 @@ class UnmanagedMemory:
         for name, device in devices.items():
             usable = device.usable_bytes
             self._desks[name] = _Desk(device, usable, _taken(device) or 0, usable)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
+        closing = threading.Event()
+        thread = threading.Thread(
             target=_keep_sampling,
-            args=(weakref.ref(self), self._closing),
+            args=(weakref.ref(self), closing),
             name="weave-unmanaged",
             daemon=True,
         )
-        self._thread.start()
+        thread.start()
+        # Also before the interpreter ends: it must not find the thread inside a core function.
+        self._end_sampling = weakref.finalize(self, _end_sampling, closing, thread)
 
     def close(self) -> None:
         """End the thread. Twice is fine."""
-        self._closing.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._end_sampling()
 
     def join(self, job: str, pinned: Mapping[str, Unmanaged]) -> None:
         """A job comes; its records by device name, where they are pinned."""
@@ -171,7 +172,8 @@ class UnmanagedMemory:
                     phase.peak = max(phase.peak, taken - desk.floor)
 
     def begins(self, name: str, job: str, phase: str, step: int | None) -> None:
-        """A phase holds device `name` and has not brought anything in."""
+        """A phase holds device `name` and has not brought anything in. Raises VerifyFailed where
+        blocks of others leave for what jobs take, and are not what they should be."""
         desk = self._desks[name]
         taken = _taken(desk.device)
         torch = _torch_peak(desk.device)
@@ -189,12 +191,13 @@ class UnmanagedMemory:
                     desk.base, desk.due = base, True
                 desk.phase = _Phase(job, outside, outside, torch)
             due = desk.due or desk.short
-        if due:
-            self._settle(name)
+        problem = self._settle(name) if due else None
+        if problem is not None:
+            raise problem
 
-    def ends(self, name: str, job: str) -> Excess | None:
+    def ends(self, name: str, job: str) -> tuple[Excess | None, VerifyFailed | None]:
         """The phase that :meth:`begins` was told of has ended and is released; what it took more
-        than its record says, if that is a block or more."""
+        than its record says, if that is a block or more, and what :meth:`begins` would raise."""
         desk = self._desks[name]
         taken = _taken(desk.device)
         torch = _torch_peak(desk.device)
@@ -202,15 +205,14 @@ class UnmanagedMemory:
         with self._lock:
             phase, account = desk.phase, desk.accounts.get(job)
             if phase is None or phase.job != job or account is None:
-                return None  # it did not get so far
+                return None, None  # it did not get so far
             desk.phase = None
             if taken is not None:
                 excess = self._book(desk, account, phase, taken - desk.floor, torch)
             due = desk.due or desk.short
-        if due:
-            self._settle(name)
+        problem = self._settle(name) if due else None
         if excess is None:
-            return None
+            return None, problem
         old, new = excess
         found = Excess(name, old, new, desk.usable)
         log.warning(
@@ -218,7 +220,7 @@ class UnmanagedMemory:
             " was %d and %d; blocks may use %d",
             *(job, new.running, name, new.sleeping, old.running, old.sleeping, found.usable_bytes),
         )
-        return found
+        return found, problem
 
     @staticmethod
     def _book(
@@ -242,8 +244,9 @@ class UnmanagedMemory:
         account.record, desk.due = new, True
         return old, new
 
-    def _settle(self, name: str) -> None:
-        """Reckon F anew and tell the core. pre: nobody runs on the device."""
+    def _settle(self, name: str) -> VerifyFailed | None:
+        """Reckon F anew and tell the core; what a verification of it finds. pre: nobody runs on the
+        device."""
         desk = self._desks[name]
         block = desk.device.block_bytes
         with self._lock:
@@ -262,15 +265,16 @@ class UnmanagedMemory:
                 log.debug("%s: %s", name, error)
                 frames = 1
         if frames * block == desk.usable and not desk.short:
-            return
+            return None
         try:
-            left = desk.device.set_usable(frames * block)
+            with naming_tensors():
+                left = desk.device.set_usable(frames * block)
             usable = desk.device.stats()["blocks_total"] * block
         except WeaveError as error:  # tried again at the next phase
             log.warning("%s: blocks still use what others need: %s", name, error)
             with self._lock:
                 desk.due = True
-            return
+            return error if isinstance(error, VerifyFailed) else None
         with self._lock:
             changed, desk.usable = usable != desk.usable, usable
             desk.short = left > frames * block
@@ -284,6 +288,7 @@ class UnmanagedMemory:
                 f" regions, and blocks keep {left}; raw allocations may fail there: make a job"
                 " smaller, or pin less in `unmanaged`"
             )
+        return None
 
 
 def pinned_records(
@@ -324,11 +329,11 @@ def _taken(device: Device) -> int | None:
 def _torch_peak(device: Device) -> tuple[int, int] | None:
     """What torch's CUDA allocator has of the device now, and has had at most; None where it is not
     in use in this process."""
-    torch = sys.modules.get("torch")
-    if device.kind != "cuda" or torch is None or not torch.cuda.is_initialized():
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # another thread may import it just now
+    if device.kind != "cuda" or cuda is None or not cuda.is_initialized():
         return None
     ordinal = int(device.spec.partition(":")[2])
-    return torch.cuda.memory_reserved(ordinal), torch.cuda.max_memory_reserved(ordinal)
+    return cuda.memory_reserved(ordinal), cuda.max_memory_reserved(ordinal)
 
 
 def _warn(text: str) -> None:
@@ -336,6 +341,12 @@ def _warn(text: str) -> None:
         warnings.warn(text, UsableBytesWarning, stacklevel=2)
     except UsableBytesWarning:  # made an error by a filter; the phase has ended well all the same
         log.warning("%s", text)
+
+
+def _end_sampling(closing: threading.Event, thread: threading.Thread) -> None:
+    closing.set()
+    if thread is not threading.current_thread():  # which may drop the last reference
+        thread.join()
 
 
 def _keep_sampling(

@@ -8,6 +8,7 @@ engines of a job come in or get a version that was published, so that they all h
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from weave_rt.errors import StaleWeights
@@ -32,6 +33,7 @@ class Versions:
         self.engine = 0
         self.changing = threading.Lock()
         self._half_published = False
+        self._published: dict[str, int] = {}  # by tenant: the policy version that it was given last
         self._generations: dict[tuple[str, str], int] = {}
 
     def check(self, active: Active) -> None:
@@ -71,15 +73,21 @@ class Versions:
             with self._lock:
                 self._half_published = True  # until it ends cleanly; publishing is all or nothing
 
-    def committed(self, active: Active) -> None:
-        """A phase ended cleanly; its pools are still held."""
+    def committed(self, active: Active, published: Iterable[str] = ()) -> None:
+        """A phase ended cleanly; its pools are still held.
+
+        published: the tenants that got a version by publishing. The engine is as old as the oldest
+        of those that ever got one; one that never did is a model that is not trained."""
         name = active.result.name
         if name == "train":
             with self._lock:
                 self.policy += 1
         elif name == "weight_sync":
+            publishing = [t.name for t in self._job.tenants_in("rollout") if t.publishes]
             with self._lock:
-                self.engine = self.policy
+                self._published.update(dict.fromkeys(published, self.policy))
+                given = [self._published[n] for n in publishing if n in self._published]
+                self.engine = min(given, default=self.policy)
                 self._half_published = False
         if name in ("weight_sync", "init"):
             self.written()

@@ -4,9 +4,10 @@ Every phase checks a pattern over all ``keep`` bytes of the pools that it holds,
 (seed, iteration), and then waits on the device clock until its modelled time has passed; the time
 of checking counts. ``reload`` bytes are checked and not rewritten: of those in the rollout pool
 ``weight_sync`` publishes the next version, as a trainer does, and the phases after it look for the
-pattern of that version and no other. Bytes are those of the real job divided by the devices' scale,
-times those of the real job divided by their speed. It measures and proves; it stands in for no real
-job.
+pattern of that version and no other. No phase follows the last ``weight_sync``, so nobody looks at
+what that one has published, and it is not in the digest: one more rollout would be in the times
+that a run reports. Bytes are those of the real job divided by the devices' scale, times those of
+the real job divided by their speed. It measures and proves; it stands in for no real job.
 """
 
 from __future__ import annotations
