@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 def test_two_tenants_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,8 +24,14 @@ def test_two_tenants_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     names.pop("device").close()  # type: ignore[attr-defined]
 
 
+def test_the_trainer_guide_is_one_program_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (ROOT / "docs" / "trainer.md").read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL))
+    exec(compile(program, "docs/trainer.md", "exec"), {})
+    assert "weave/weight_version" in capsys.readouterr().out
+
+
 def test_linked_files_exist() -> None:
-    root = Path(__file__).parent.parent
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if not target.startswith("http"):
-            assert (root / target).exists(), target
+            assert (ROOT / target).exists(), target
