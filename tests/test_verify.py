@@ -175,3 +175,20 @@ def test_what_leaves_for_memory_outside_regions_is_verified_too(
         assert device.stats()["blocks_total"] < frames
         raw.close()
         del taken
+
+
+def test_a_write_to_a_reload_tag_is_said_to_be_one(open_checked: Callable[[str], Device]) -> None:
+    device = open_checked(ROLLOUT)
+    device.set_verify(True)
+    tenant = Tenant(device, "engine", job="a", tags={"weights": "reload"})
+    tenant.resume()
+    data = tenant.buffer(device.block_bytes, "weights")
+    tenant.suspend()
+    tenant.resume()
+    data.view()[3] = 7
+    with pytest.raises(VerifyFailed, match="of a reload tag the copy on the host counts"):
+        tenant.suspend()
+    data.view()[3] = 0
+    tenant.suspend()
+    del data
+    tenant.close()

@@ -245,12 +245,13 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const Bytes region_bytes = (before + blocks) * block_bytes_;
   if (needed > available || region_bytes > region->reservation->bytes()) {
     const bool too_long = region_bytes > region->reservation->bytes();
-    Refusal refusal(
-        Refusal::Kind::growth_refused,
-        "tenant " + tenant->label() + " needs " + megabytes(too_long ? region_bytes : needed) +
-            (too_long ? " in region " + region->tag + ", reserved are " : ", it can have ") +
-            megabytes(too_long ? region->reservation->bytes() : available) + " of the " +
-            megabytes(usable) + " that the device has for tenants");
+    Refusal refusal(Refusal::Kind::growth_refused,
+                    "tenant " + tenant->label() + " needs " +
+                        megabytes(too_long ? region_bytes : needed) +
+                        (too_long ? " in region " + region->tag + ", whose addresses end at "
+                                  : ", it can have ") +
+                        megabytes(too_long ? region->reservation->bytes() : available) +
+                        " of the " + megabytes(usable) + " that the device has for tenants");
     refusal.bytes_needed = needed;
     refusal.bytes_available = available;
     refusal.bytes_usable = usable;
