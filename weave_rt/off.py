@@ -61,11 +61,10 @@ class PlainTenant:
     ) -> torch.Tensor:
         import torch
 
+        from weave_rt.adapters.storage import size_and_dtype
+
         self._check(tag, policy)
-        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if not isinstance(kind, torch.dtype):
-            raise UsageError(f"{dtype!r} is not a torch dtype")
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        size, kind = size_and_dtype(shape, dtype)
         return torch.empty(size, dtype=kind, device=self._device)
 
     def buffer(self, nbytes: int, tag: str = "other", policy: str | None = None) -> PlainBuffer:
