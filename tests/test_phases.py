@@ -236,6 +236,7 @@ def test_mistakes_in_config(runtime: LocalRuntime, join: Callable[..., Job]) -> 
         ({"mode": "observe"}, "not in this version"),
         ({"mode": "banana"}, "not off or local"),
         ({"nested": "maybe"}, "nested"),
+        ({"max_staleness": "1"}, "max_staleness"),
         ({"verify": "everything"}, "not 'off', 'ptr' or 'checksum'"),
         ({"runtime": runtime, "rollout": [3]}, "there is no 3"),
         ({"mode": "local", "rollout_device": "emulated:h2000"}, "h2000"),
