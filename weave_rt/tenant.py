@@ -59,6 +59,13 @@ def naming_tensors() -> Iterator[None]:
         raise
 
 
+def only_module(name: str, modules: Sequence[object]) -> object:
+    """The one module of the tenant `name`. Raises UsageError."""
+    if len(modules) != 1:
+        raise UsageError(f"tenant {name!r} has {len(modules)} modules; name one of them")
+    return modules[0]
+
+
 class Buffer:
     """Plain bytes in a region, `span` of `tenant`; freed with the last reference to the buffer."""
 
@@ -171,10 +178,7 @@ class Tenant(TagCalls):
         """`engine`, or for a tenant the one module that it has. Raises UsageError."""
         if engine is not self:
             return engine
-        modules = self._book.modules if self._book is not None else []
-        if len(modules) != 1:
-            raise UsageError(f"tenant {self.name!r} has {len(modules)} modules; name one of them")
-        return modules[0]
+        return only_module(self.name, self._book.modules if self._book is not None else [])
 
     @staticmethod
     def region_at(address: int) -> Region | None:
