@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -176,8 +177,17 @@ def test_pages_outside_and_tables_that_fail_move_nothing(engine: Engine) -> None
     engine.tenant.page_table("kv_cache", None)
     for cache, old in zip(engine.cache, before, strict=True):
         assert torch.equal(cache.view(torch.int32), old.view(torch.int32))
-    with pytest.raises(UsageError, match="not in 0 to 63"):
-        engine.tenant.pages(engine.cache[0], [64], dim=1)
+    for indices, dim, said in (
+        ([1, 64, -1], 1, "page 64 is not in 0 to 63"),
+        ([0.5], 1, "list of integers"),
+        ([0], 9, "dim=9 is not one of a tensor of"),
+        ([0], None, "dim=None"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            engine.tenant.pages(engine.cache[0], indices, dim=dim)  # type: ignore[arg-type]
+    dims = engine.cache[0].dim()
+    by_end = engine.tenant.pages(engine.cache[0], [3, 5], dim=1 - dims)
+    assert by_end == engine.tenant.pages(engine.cache[0], [3, 5], dim=1)
     with pytest.raises(UsageError, match="in a region"):
         engine.tenant.pages(torch.zeros(4), [0])
     with pytest.raises(UsageError, match="only pages of a keep tag"):
@@ -186,6 +196,33 @@ def test_pages_outside_and_tables_that_fail_move_nothing(engine: Engine) -> None
     with pytest.raises(NotResident):
         region.set_pages([0], [8])
     engine.tenant.resume()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "not None"),
+        (([0], [8], [8]), "two lists of integers"),
+        (([0.5], [8]), r"not \(\[0.5\], \[8\]\)"),
+        ((["0"], [8]), "two lists of integers"),
+        (([0, -512], [8, 8]), "-512"),
+        (([0], [-8]), "-8"),
+    ],
+)
+def test_what_a_table_must_not_give_is_refused_with_its_tag(
+    engine: Engine, given: Any, said: str
+) -> None:
+    engine.tenant.page_table("kv_cache", lambda: given)
+    with pytest.raises(UsageError, match=f"page table of tag 'kv_cache' g.*{said}") as caught:
+        engine.tenant.suspend()
+    assert "\n" not in str(caught.value)
+    assert engine.tenant.state == "RESIDENT"
+    with pytest.raises(UsageError, match=r"page table of tag 'kv_cache' is a function, not \[1\]"):
+        engine.tenant.page_table("kv_cache", [1])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=said):
+        engine.tenant.write_back("kv_cache")  # the one from before
+    engine.tenant.page_table("kv_cache", engine.table)
+    engine.tenant.suspend()
 
 
 @pytest.mark.parametrize("failing", ["table", "other table", "scan"])

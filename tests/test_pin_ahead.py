@@ -49,7 +49,7 @@ def test_what_the_host_does_not_have_is_refused_and_the_job_is_not_there(
         init("a", config)
     runtime.devices["rollout:0"].host_pool.trim()
     assert runtime.devices["rollout:0"].host_pool.bytes_registered == 0
-    for wrong in ({"train": -1}, {"train": True}, {"train": 1.5}, {"gpu": 1}):
+    for wrong in ({"train": -1}, {"train": True}, {"train": 1.5}, {"gpu": 1}, 5, "1GB"):
         with pytest.raises(UsageError, match="pin_ahead is a number of bytes by pool"):
             init("a", {"runtime": runtime, "pin_ahead": wrong})
     init("a", {"runtime": runtime}).close()  # its name is free

@@ -3,6 +3,8 @@ at all, and a rollout runs on the committed version."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -389,6 +391,58 @@ def test_plain_bytes_are_published_too(runtime: LocalRuntime, policy: str) -> No
             pytest.raises(UsageError, match="belongs into a weight_sync"),
         ):
             phase.publish_bytes(engine, source)
+
+
+def test_reload_weights_are_not_loaded_where_that_would_be_lost(pair: Pair) -> None:
+    ones = {name: torch.ones_like(t) for name, t in Net(3).state_dict().items()}
+    old = pair.rolled_out()
+    with pair.job.phase("rollout"):
+        for module in (pair.engine, pair.engine.norm):
+            state = {name: torch.ones_like(t) for name, t in module.state_dict().items()}
+            with pytest.raises(UsageError, match=r"sync\.publish") as caught:
+                module.load_state_dict(state)
+            assert "\n" not in str(caught.value)
+        copied = copy.deepcopy(pair.engine)  # nobody's, so it may
+        pickled = pickle.loads(pickle.dumps(pair.engine))
+        for net in (copied, pickled):
+            net.load_state_dict(ones)
+            assert torch.equal(net.embed.weight, ones["embed.weight"])
+        assert equal(state_of(pair.engine), old)
+    with pair.job.phase("weight_sync") as sync:
+        sync.publish(pair.engine, copied)
+    assert torch.equal(pair.rolled_out()["embed.weight"], ones["embed.weight"])
+    pair.job.close()
+    pair.engine.load_state_dict(ones)
+    assert all(not m._load_state_dict_pre_hooks for m in pair.engine.modules())
+
+
+def test_an_engine_is_loaded_in_the_phase_where_it_is_managed(runtime: LocalRuntime) -> None:
+    with init("e", {"runtime": runtime}) as job:
+        engine, state = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).state_dict()
+        with job.phase("init"):
+            tenant = job.manage("engine", engine, pool="rollout", tags={"weights": "reload"})
+            engine.load_state_dict(state)
+        tenant.suspend()
+        with job.phase("rollout"):
+            assert torch.equal(engine.weight, state["weight"])
+
+
+def test_buffers_alone_that_are_reload_are_not_loaded_either(runtime: LocalRuntime) -> None:
+    with init("e", {"runtime": runtime}) as job:
+        engine = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        job.manage("engine", engine, pool="rollout", tags={"buffers": "reload"})
+        with job.phase("rollout"):
+            with pytest.raises(UsageError, match="the buffers of tenant 'engine'"):
+                engine.load_state_dict(engine.state_dict())
+            engine[0].load_state_dict(engine[0].state_dict())  # it has none
+
+
+def test_what_is_older_says_to_publish(pair: Pair) -> None:
+    pair.train()
+    with pair.job.phase("weight_sync"):
+        pass
+    with pytest.raises(StaleWeights, match=r"call `sync.publish\(engine, policy\)`"):
+        pair.rolled_out()
 
 
 def test_off_it_is_the_same_script() -> None:

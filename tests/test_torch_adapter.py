@@ -383,6 +383,9 @@ def test_what_cannot_be_managed_is_named(pair: Pair) -> None:
         pair.tenant.empty(3, "float32", tag="wieghts")
     with pytest.raises(UsageError, match="not a torch dtype"):
         pair.tenant.empty(3, "float33")
+    for shape, said in (((-3,), "negative"), ((2.5,), "integers"), ("ab", "integers"), (-1, "neg")):
+        with pytest.raises(UsageError, match=f"shape .*{said}"):
+            pair.tenant.empty(shape, "float32")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not keep, reload or discard"):
         Tenant(pair.tenant.device, "x", tags={"weights": "forget"})
 
@@ -467,3 +470,25 @@ def test_growth_is_judged_beside_what_runs(pair: Pair) -> None:
     assert caught.value.bytes_available == caught.value.bytes_usable - before
     assert held == 0
     other.close()
+
+
+def test_what_an_optimizer_has_just_made_goes_out_early(join: Callable[..., weave_rt.Job]) -> None:
+    job = join("a")
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tenant = job.manage("policy", model, optimizer, pool="train")
+    with job.phase("train"):
+        with pytest.raises(UsageError, match="nothing was put in tag 'optimizer' of tenant"):
+            tenant.write_back("optimizer")
+        with pytest.raises(UsageError, match="tag 'optimiser' is not one of"):
+            tenant.write_back("optimiser")
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        state = optimizer.state[model.weight]["exp_avg"]
+        expected = state.clone()
+        assert tenant.write_back("optimizer").wait(60)
+        (region,) = [r for r in tenant.regions if r.tag == "optimizer"]
+        assert 0 <= state.data_ptr() - region.address < region.bytes
+    tenant.suspend()
+    with job.phase("train"):
+        assert torch.equal(state, expected)

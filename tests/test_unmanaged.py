@@ -333,7 +333,10 @@ def test_what_the_driver_refuses_is_tried_again(bench: Bench, from_then_on: bool
         ({"rollout": {"asleep": 1}}, "no key 'asleep'; allowed: running, sleeping"),
         ({"rollout": {"running": 1, "sleeping": 2}}, "sleeping is more than running"),
         ({"rollout": {"running": -1}}, "running: -1 is below 0"),
-        ({"rollout": {"running": 1.5}}, "running: 1.5"),
+        ({"rollout": {"running": 1.5}}, "rollout.running: 1.5 is not a number of bytes"),
+        ({"rollout": {"running": "3GB"}}, "rollout.running: '3GB' is not a number of bytes"),
+        ({"rollout": 5}, "unmanaged.rollout has the keys running and sleeping, not 5"),
+        (5, "unmanaged has sizes by pool"),
     ],
 )
 def test_wrong_settings_are_refused(bench: Bench, given: Any, said: str) -> None:

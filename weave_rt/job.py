@@ -72,9 +72,25 @@ class Config:
             raise UsageError(f"nested={self.nested!r} is not 'error' or 'switch'")
         if self.verify not in ("off", "ptr", "checksum"):
             raise UsageError(f"verify={self.verify!r} is not 'off', 'ptr' or 'checksum'")
-        if self.max_staleness is not None and self.max_staleness < 0:
+        if self.max_staleness is not None and (
+            type(self.max_staleness) is not int or self.max_staleness < 0
+        ):
             raise UsageError("max_staleness is a number of train phases, 0 or more")
-        for pool, nbytes in (self.pin_ahead or {}).items():
+        for pool in POOLS:
+            places = getattr(self, pool)
+            if places is not None and (
+                isinstance(places, str)
+                or not isinstance(places, Sequence)
+                or not all(isinstance(place, int) for place in places)
+            ):
+                raise UsageError(f"{pool} is a list of indices of devices, not {places!r}")
+        limit = self.acquire_timeout_s
+        if limit is not None and not isinstance(limit, (int, float)):
+            raise UsageError(f"acquire_timeout_s is a number of seconds or None, not {limit!r}")
+        ahead = {} if self.pin_ahead is None else self.pin_ahead
+        if not isinstance(ahead, Mapping):
+            raise UsageError(f"pin_ahead is a number of bytes by pool, not {ahead!r}")
+        for pool, nbytes in ahead.items():
             if pool not in POOLS or type(nbytes) is not int or nbytes < 0:
                 raise UsageError(
                     f"pin_ahead is a number of bytes by pool ({' or '.join(POOLS)}), not"

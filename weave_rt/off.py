@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,38 @@ from typing import TYPE_CHECKING, Any
 from weave_rt.errors import UsageError
 from weave_rt.job import Job
 from weave_rt.phases import NullPhase, Phase, canonical_name, pools_of
-from weave_rt.tenant import check_policies
+from weave_rt.tenant import check_policies, only_module
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OffJob", "PlainBuffer", "PlainTenant"]
+__all__ = ["OffJob", "PlainBuffer", "PlainCopy", "PlainReport", "PlainTenant"]
+
+
+class PlainCopy:
+    """The shape of a BackgroundCopy that had nothing to copy."""
+
+    bytes_total = bytes_done = began_ns = ended_ns = 0
+    finished = True
+    cancelled = failed = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        return None
+
+
+class PlainReport:
+    """The shape of a SwitchReport where nothing moved."""
+
+    outgoing: Sequence[str] = ()
+    incoming = ""
+    bytes_out = bytes_in = bytes_background = bytes_skipped = blocks_remapped = started_ns = 0
+    seconds = 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        return {}
 
 
 class PlainBuffer:
@@ -45,12 +72,14 @@ class PlainTenant:
     state = "RESIDENT"
     resident = True
     bytes = 0
+    device = None
 
     def __init__(self, name: str, job: str, pool: str, tags: Mapping[str, str] | None) -> None:
         self.policies = check_policies(tags)
         self.name, self.job, self.pool = name, job, pool
         self.regions: list[Any] = []
         self._device: torch.device | None = None  # torch's default, or that of what is managed
+        self._modules: list[Any] = []
 
     def empty(
         self,
@@ -61,11 +90,10 @@ class PlainTenant:
     ) -> torch.Tensor:
         import torch
 
+        from weave_rt.adapters.storage import size_and_dtype
+
         self._check(tag, policy)
-        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if not isinstance(kind, torch.dtype):
-            raise UsageError(f"{dtype!r} is not a torch dtype")
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        size, kind = size_and_dtype(shape, dtype)
         return torch.empty(size, dtype=kind, device=self._device)
 
     def buffer(self, nbytes: int, tag: str = "other", policy: str | None = None) -> PlainBuffer:
@@ -81,13 +109,33 @@ class PlainTenant:
     def adopt(self, *objects: object) -> None:
         importlib.import_module("weave_rt.adapters").check(objects)
         for item in objects:
-            parameters = getattr(item, "parameters", None)
-            first = next(iter(parameters()), None) if callable(parameters) else None
+            parameters = getattr(item, "parameters", None)  # of a module
+            if not callable(parameters) or self.manages(item):
+                continue
+            self._modules.append(item)
+            first = next(iter(parameters()), None)
             if first is not None and self._device is None:
                 self._device = first.device
 
+    @property
+    def publishes(self) -> bool:
+        return "reload" in self.policies.values()
+
+    @property
+    def has_modules(self) -> bool:
+        return bool(self._modules)
+
+    def manages(self, item: object) -> bool:
+        return any(item is module for module in self._modules)
+
+    def module_of(self, engine: object) -> object:
+        return only_module(self.name, self._modules) if engine is self else engine
+
     def scan(self) -> int:
         return 0
+
+    def verify_addresses(self) -> None:
+        return None
 
     def is_resident(self, tag: str) -> bool:
         return True
@@ -95,16 +143,27 @@ class PlainTenant:
     def check_resident(self, tag: str) -> None:
         return None
 
-    def suspend(self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None) -> None:
-        return None
+    def suspend(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> PlainReport:
+        return PlainReport()
 
-    def resume(self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None) -> None:
-        return None
+    def resume(
+        self, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
+    ) -> PlainReport:
+        return PlainReport()
 
     def switch(
         self, to: PlainTenant, drain_timeout_s: float = 60.0, tags: Sequence[str] | None = None
-    ) -> None:
-        return None
+    ) -> PlainReport:
+        return PlainReport()
+
+    def write_back(self, tag: str) -> PlainCopy:
+        self._check(tag, None)
+        return PlainCopy()
+
+    def rescue(self, path: str | os.PathLike[str]) -> list[str]:
+        return []
 
     def mark_clean(self, tag: str) -> None:
         self._check(tag, None)
@@ -133,7 +192,7 @@ class PlainTenant:
         return None
 
     def close(self) -> None:
-        return None
+        self._modules.clear()
 
     @staticmethod
     def _check(tag: str, policy: str | None) -> None:

@@ -65,7 +65,8 @@ class PhaseResult:
 
     def publish(self, engine: Any, source: Any) -> None:
         """In `weight_sync`: make the tensors of `source` (a torch module, or a mapping of names to
-        tensors) the weights of `engine`, a module that the job manages in the rollout pool.
+        tensors) the weights of `engine`, a module that the job manages in the rollout pool, or the
+        tenant of one module. Tensors of another dtype are converted as by ``torch.Tensor.copy_``.
 
         An engine whose weights are managed as ``reload`` gets them when the phase has ended
         cleanly, whoever owns the rollout GPU meanwhile; else the old version stays. Another engine
@@ -97,6 +98,8 @@ class PlainSync(PhaseResult):
     """A weight_sync whose engine is in memory: weights are copied by torch."""
 
     def publish(self, engine: Any, source: Any) -> None:
+        if hasattr(engine, "module_of"):  # a tenant, also one of a job that is off
+            engine = engine.module_of(engine)
         state = source if isinstance(source, Mapping) else source.state_dict()
         try:
             engine.load_state_dict(state)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import abc
 import importlib
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from weave_rt._core import Region
+from weave_rt._core import BackgroundCopy, Region
+from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +49,15 @@ class TagCalls(abc.ABC):
 
     _page_tables: dict[str, PageTable]
 
+    name: str
+
+    @property
+    @abc.abstractmethod
+    def core(self) -> CoreTenant: ...
+
+    @abc.abstractmethod
+    def scan(self) -> int: ...
+
     @abc.abstractmethod
     def region_of(self, tag: str, policy: str | None = None) -> Region: ...
 
@@ -69,6 +80,26 @@ class TagCalls(abc.ABC):
         """Before writing to a tag that was marked clean, or written back early."""
         self.region_of(tag).mark_dirty()
 
+    def write_back(self, tag: str) -> BackgroundCopy:
+        """Copy out now, beside the phase, what will not change any more before its end: the switch
+        then skips it. Who writes there again says so by ``mark_dirty(tag)``, which also cancels
+        this; tensors made in the tag afterwards are left to the switch. Of a tag with a page table
+        these are the pages in use now, unless others are when the tenant stops. Of a tag without
+        memory (an optimizer's, after its first step) what :meth:`scan` finds. Returns at once;
+        ``wait()`` raises what went wrong. Raises NotResident, UsageError for a tag that nothing
+        was put in or that is not keep, HostMemoryError, and what scan and the table raise."""
+        check_policies({tag: "keep"})
+        self.check_resident(tag)
+        if not self._has(tag):
+            self.scan()
+            if not self._has(tag):
+                raise UsageError(f"nothing was put in tag {tag!r} of tenant {self.name!r} yet")
+        self.ask_pages(tag)
+        return self.core.write_back(tag)
+
+    def _has(self, tag: str) -> bool:
+        return any(region.tag == tag for region in self.regions)
+
     def pin(self, tag: str) -> None:
         """Keep the memory of `tag` on the device until as many :meth:`unpin`: somebody outside has
         registered it (a NIC, a peer). Other tenants get the rest; to suspend this one raises
@@ -90,7 +121,11 @@ class TagCalls(abc.ABC):
         Pinned memory is taken for pages in use alone, so name the table before the tag has
         memory: it then never takes any for the rest. What `table` raises, UsageError for bytes
         outside the region, and HostMemoryError is raised by what stops the tenant, before anything
-        has moved; all bytes are in use then, until the table is asked again."""
+        has moved; all bytes are in use then, until the table is asked again.
+
+        Raises UsageError for a tag that is not keep, and for what cannot be called."""
+        if table is not None and not callable(table):
+            raise UsageError(f"the page table of tag {tag!r} is a function, not {table!r:.60}")
         region = self.region_of(tag)
         if region.policy != "keep":
             raise UsageError(f"tag {tag!r} is {region.policy}; only pages of a keep tag move")
@@ -109,8 +144,7 @@ class TagCalls(abc.ABC):
         tenant; see :meth:`page_table`."""
         table = self._page_tables.get(tag)
         if table is not None:
-            offsets, sizes = table()
-            self.region_of(tag).set_pages([int(o) for o in offsets], [int(s) for s in sizes])
+            self.region_of(tag).set_pages(*_numbers(tag, table()))
 
     def pages(
         self, tensor: torch.Tensor, indices: Sequence[int], dim: int = 0
@@ -119,7 +153,7 @@ class TagCalls(abc.ABC):
         `indices`: pages of a KV cache like (2, pages, tokens, heads, size) with dim=1.
 
         Raises UsageError for a tensor that is not contiguous or not in a region of this tenant,
-        and for an index outside it."""
+        and for an index or a dim outside it."""
         adapter = importlib.import_module("weave_rt.adapters.pages")
         found: tuple[list[int], list[int]] = adapter.pages(self.regions, tensor, indices, dim)
         return found
@@ -129,3 +163,18 @@ class TagCalls(abc.ABC):
         was there, the default), ``zero``, or ``poison``: every byte 0xA5, so that reading before
         writing shows. Memory that stayed on the device keeps its bytes. Raises UsageError."""
         self.region_of(tag).set_fill(fill)
+
+
+def _numbers(tag: str, given: Any) -> tuple[list[int], list[int]]:
+    """What a page table gave, as numbers of bytes. Raises UsageError with the tag."""
+    try:
+        offsets, sizes = (list(map(operator.index, part)) for part in given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the page table of tag {tag!r} gives offsets and sizes, two lists of integers, not"
+            f" {given!r:.80}"
+        ) from error
+    lowest = min(min(offsets, default=0), min(sizes, default=0))
+    if lowest < 0:
+        raise UsageError(f"the page table of tag {tag!r} gave {lowest}, a negative number of bytes")
+    return offsets, sizes

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from weave_rt._core import BackgroundCopy, Device, Region, Span, SwitchReport
+from weave_rt._core import Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
 from weave_rt.saved import Saved
@@ -57,6 +57,13 @@ def naming_tensors() -> Iterator[None]:
         if error.tensor:
             error.args = (f"{error}; the first difference is in tensor {error.tensor}",)
         raise
+
+
+def only_module(name: str, modules: Sequence[object]) -> object:
+    """The one module of the tenant `name`. Raises UsageError."""
+    if len(modules) != 1:
+        raise UsageError(f"tenant {name!r} has {len(modules)} modules; name one of them")
+    return modules[0]
 
 
 class Buffer:
@@ -117,6 +124,7 @@ class Tenant(TagCalls):
         self._core: CoreTenant | None = device.add_tenant(name, job)
         self._book: Book | None = None
         self._page_tables: dict[str, PageTable] = {}
+        self._hosted: set[str] = set()  # reload tags that have left once
         _open[id(self)] = self
 
     def __repr__(self) -> str:
@@ -170,10 +178,7 @@ class Tenant(TagCalls):
         """`engine`, or for a tenant the one module that it has. Raises UsageError."""
         if engine is not self:
             return engine
-        modules = self._book.modules if self._book is not None else []
-        if len(modules) != 1:
-            raise UsageError(f"tenant {self.name!r} has {len(modules)} modules; name one of them")
-        return modules[0]
+        return only_module(self.name, self._book.modules if self._book is not None else [])
 
     @staticmethod
     def region_at(address: int) -> Region | None:
@@ -271,7 +276,7 @@ class Tenant(TagCalls):
 
     @property
     def has_modules(self) -> bool:
-        return self._book is not None and self._book.has_modules
+        return self._book is not None and bool(self._book.modules)
 
     def torch_book(self) -> Book:
         """The record of torch storages of this tenant; imports torch."""
@@ -321,17 +326,6 @@ class Tenant(TagCalls):
             self.update_guards()
             to.update_guards()
 
-    def write_back(self, tag: str) -> BackgroundCopy:
-        """Copy out now, beside the phase, what will not change any more before its end: the switch
-        then skips it. Who writes there again says so by ``mark_dirty(tag)``, which also cancels
-        this; tensors made in the tag afterwards are left to the switch. Of a tag with a page table
-        these are the pages in use now, unless others are when the tenant stops. Returns at once;
-        ``wait()`` raises what went wrong. Raises NotResident, UsageError for a tag not there or
-        not keep, HostMemoryError, and what the table raises."""
-        self.check_resident(tag)
-        self.ask_pages(tag)
-        return self.core.write_back(tag)
-
     def release(self) -> None:
         """Stop; the bytes stay on the device until another tenant needs the place. What
         :meth:`scan` and page tables raise is raised when the tenant has stopped."""
@@ -349,6 +343,14 @@ class Tenant(TagCalls):
             return
         away = {r.tag for r in self.regions if not r.selected} if self.resident else _TAGS
         self._book.guard(away)
+        self._hosted |= {tag for tag in away if self.policies[tag] == "reload"}
+        if self._hosted:  # what was written there is not the truth any more
+            self._book.refuse_loads(
+                frozenset(self._hosted),
+                f"the {' and '.join(sorted(self._hosted))} of tenant {self.name!r} are reload and"
+                " their host copy is what counts: write them by `with job.phase('weight_sync') as"
+                " sync: sync.publish(engine, policy)`, or manage them as keep",
+            )
 
     def rescue(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every region whose bytes are complete to a safetensors file, in any state.

@@ -299,12 +299,20 @@ def pinned_records(
     """The setting `unmanaged` of a job, by device name. On a device in both pools the larger
     figures hold. Raises UsageError, with the key."""
     found: dict[str, Unmanaged] = {}
-    for pool, sizes in (given or {}).items():
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise UsageError(f"unmanaged has sizes by pool, and is not {given!r}")
+    for pool, sizes in given.items():
         if pool not in placement:
             raise UsageError(f"unmanaged: {pool!r} is not rollout or train")
+        if not isinstance(sizes, Mapping):
+            raise UsageError(f"unmanaged.{pool} has the keys running and sleeping, not {sizes!r}")
         unknown = sorted(set(sizes) - {"running", "sleeping"})
         if unknown:
             raise UsageError(f"unmanaged.{pool}: no key {unknown[0]!r}; allowed: running, sleeping")
+        for key, value in sizes.items():
+            if type(value) is not int:
+                raise UsageError(f"unmanaged.{pool}.{key}: {value!r} is not a number of bytes")
         sleeping = sizes.get("sleeping", 0)
         one = Unmanaged(job, sizes.get("running", sleeping), sleeping)
         if one.sleeping > one.running:

@@ -51,10 +51,14 @@ class Versions:
                 "weights are a mixture; run a clean `with job.phase('weight_sync')` first"
             )
         if limit is not None and behind > limit:
+            how = "copy the weights in `with job.phase('weight_sync')`"
+            if self._job.publishes():
+                how = (
+                    "call `sync.publish(engine, policy)` in `with job.phase('weight_sync') as sync`"
+                )
             raise StaleWeights(
                 f"job {self._job.job_id!r}: the engine is {behind} train phases behind the policy "
-                f"({limit} allowed); copy the weights in `with job.phase('weight_sync')`, or set "
-                "max_staleness"
+                f"({limit} allowed); {how}, or set max_staleness"
             )
 
     def check_contents(self, active: Active) -> None:

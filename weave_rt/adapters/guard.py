@@ -5,6 +5,9 @@ while something they need is not resident, so a running phase pays nothing; the 
 is four dictionary entries per module: before forward, before state_dict and load_state_dict, and
 instead of copying.
 
+One hook stays: a module whose weights or buffers are ``reload`` refuses ``load_state_dict`` once it
+has left the device, since from then on the host copy counts and not what is written there.
+
 A tenant may be resident in part. A forward may touch anything but gradients and optimizer state: an
 engine that was given its weights, and not yet its KV cache, takes new weights and runs no batch.
 """
@@ -18,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from weave_rt.errors import NotResident
+from weave_rt.errors import NotResident, UsageError
 
 __all__ = ["Guard"]
 
@@ -40,6 +43,21 @@ class _Refusal:
         raise self._error(self.tag)
 
 
+class _LoadRefusal:
+    """Raises UsageError as a hook of ``load_state_dict``."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(self._message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of the module is nobody's and may be loaded: its hook takes anything and does
+        # nothing, and a file with the module can be read without this library.
+        return getattr, ("", "format")
+
+
 # What each kind of use needs, the tag to name first where several are away.
 _FORWARD = ("weights", "buffers", "kv_cache", "cuda_graph", "scratch", "other")
 _STATE = ("weights", "buffers")
@@ -48,6 +66,15 @@ _STEP = ("optimizer", "weights", "grads")
 
 def _first(needed: Sequence[str], away: Set[str]) -> str | None:
     return next((tag for tag in needed if tag in away), None)
+
+
+def _is_loaded(module: torch.nn.Module, tags: Set[str]) -> bool:
+    """Whether ``load_state_dict`` writes to one of `tags` in the module itself."""
+    fleeting = module._non_persistent_buffers_set
+    return ("weights" in tags and any(p is not None for p in module._parameters.values())) or (
+        "buffers" in tags
+        and any(b is not None and n not in fleeting for n, b in module._buffers.items())
+    )
 
 
 class Guard:
@@ -60,6 +87,9 @@ class Guard:
         self._guarded: list[torch.nn.Module] = []
         self._handles: list[RemovableHandle] = []
         self._refused: tuple[str | None, str | None, str | None] = (None, None, None)
+        self._load_key = RemovableHandle(OrderedDict()).id
+        self._loads: list[torch.nn.Module] = []
+        self._reloaded: tuple[Set[str], int] = (frozenset(), 0)
 
     def set(
         self,
@@ -93,6 +123,22 @@ class Guard:
         if step is not None:
             self._handles = [o.register_step_pre_hook(step) for o in optimizers]
             self._handles += [o.register_state_dict_pre_hook(step) for o in optimizers]
+
+    def refuse_loads(
+        self, reloaded: Set[str], modules: Sequence[torch.nn.Module], message: str
+    ) -> None:
+        """Refuse ``load_state_dict`` from now on where it would write to one of the tags
+        `reloaded`, on the given roots and all submodules they have now. Idempotent."""
+        if (reloaded, len(modules)) == self._reloaded:
+            return
+        for module in self._loads:
+            module._load_state_dict_pre_hooks.pop(self._load_key, None)
+        self._reloaded = (reloaded, len(modules))
+        everything = dict.fromkeys(m for root in modules for m in root.modules())
+        self._loads = [m for m in everything if any(_is_loaded(s, reloaded) for s in m.modules())]
+        refusal = _LoadRefusal(message)
+        for module in self._loads:
+            module._load_state_dict_pre_hooks[self._load_key] = refusal
 
     def _first_of(self, hooks: dict[int, Any], refusal: _Refusal) -> None:
         hooks[self._key] = refusal

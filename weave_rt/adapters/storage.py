@@ -9,6 +9,8 @@ as soon as anybody unknown could still look at the old memory.
 from __future__ import annotations
 
 import ctypes
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,7 @@ __all__ = [
     "needs_aliases",
     "ordinary_bytes",
     "region_bytes",
+    "size_and_dtype",
     "storage_bytes",
     "torch_device",
 ]
@@ -34,6 +37,22 @@ SWAPS = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 def needs_aliases() -> bool:
     """Whether moving depends on knowing every tensor on the storage."""
     return not SWAPS
+
+
+def size_and_dtype(
+    shape: Sequence[int] | int, dtype: torch.dtype | str
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """What `Tenant.empty` was asked for. Raises UsageError."""
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, torch.dtype):
+        raise UsageError(f"{dtype!r} is not a torch dtype")
+    try:
+        size = tuple(map(operator.index, (shape,) if isinstance(shape, int) else shape))
+    except TypeError as error:
+        raise UsageError(f"shape {shape!r:.80} is not made of integers") from error
+    if min(size, default=0) < 0:
+        raise UsageError(f"shape {size} has a negative number")
+    return size, kind
 
 
 @dataclass(slots=True)

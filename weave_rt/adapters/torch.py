@@ -31,6 +31,7 @@ from weave_rt.adapters.storage import (
     needs_aliases,
     ordinary_bytes,
     region_bytes,
+    size_and_dtype,
     storage_bytes,
     torch_device,
 )
@@ -79,10 +80,6 @@ class Book:
         self._refused: set[str] = set()
         with _live_lock:
             _live.add(self)
-
-    @property
-    def has_modules(self) -> bool:
-        return bool(self._modules)
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -157,6 +154,10 @@ class Book:
         """Make modules and optimizers refuse what they need of the tags that are `away`."""
         self._guard.set(away, self._modules, self._optimizers)
 
+    def refuse_loads(self, reloaded: Set[str], message: str) -> None:
+        """Make modules refuse ``load_state_dict`` into the tags `reloaded`."""
+        self._guard.refuse_loads(reloaded, self._modules, message)
+
     def index(self) -> dict[str, dict[str, object]]:
         """Where each named storage is in its region, for `Tenant.rescue`."""
         return {
@@ -175,10 +176,7 @@ class Book:
         self, shape: Sequence[int] | int, dtype: torch.dtype | str, tag: str, policy: str | None
     ) -> torch.Tensor:
         """An uninitialised tensor in the region of `tag`."""
-        kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if not isinstance(kind, torch.dtype):
-            raise UsageError(f"{dtype!r} is not a torch dtype")
-        size = (shape,) if isinstance(shape, int) else tuple(shape)
+        size, kind = size_and_dtype(shape, dtype)
         device = self._tenant.device
         nbytes = prod(size) * kind.itemsize
         self._tenant.check_resident(tag)
@@ -208,6 +206,7 @@ class Book:
 
         Raises TenantFailed, when done, if bytes of a keep tag are missing."""
         self.guard(frozenset())
+        self.refuse_loads(frozenset(), "")
         keeps = {region.tag for region in self._tenant.regions if region.policy == "keep"}
         by_tag: dict[str, list[Slot]] = {}
         for slot in list(self._slots.values()):
