@@ -165,9 +165,10 @@ def test_a_run_that_keeps_nothing_says_how_to_keep_it(spec, tmp_path):
     ("out", "says"),
     [("gone/x.json", "make the folder"), ("", "is a folder"), ("file/x.json", "nothing can be")],
 )
-def test_the_target_of_a_benchmark_is_checked_before_it_runs(tmp_path, monkeypatch, out, says):
+@pytest.mark.parametrize("name", ["switch", "pool", "overlay", "sched"])
+def test_the_target_of_a_benchmark_is_checked_before_it_runs(tmp_path, name, out, says):
     (tmp_path / "file").touch()
-    assert says in refused(weave("bench", "switch", "--out", tmp_path / out))
+    assert says in refused(weave("bench", name, "--out", tmp_path / out))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

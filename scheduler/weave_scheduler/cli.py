@@ -310,6 +310,8 @@ def sched(
     """How long a decision takes, and the exact optimum."""
     from weave_scheduler.benchmarks.sched import run as measure
 
+    if out is not None:
+        check_target(out)
     record = measure(full, _to_stderr)
     return _keep(record, out, as_json, [bench_table(record)])
 
@@ -325,6 +327,8 @@ def overlay(
     """How long planning of residency takes, and whether the plan is the best one."""
     from weave_rt.benchmarks.overlay import run as measure
 
+    if out is not None:
+        check_target(out)
     record = measure(device, full, _to_stderr)
     return _keep(record, out, as_json, record_tables(record))
 
