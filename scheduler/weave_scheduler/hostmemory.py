@@ -24,6 +24,7 @@ def check_host_memory(
     """Whether the state of these jobs, run together, fits the ``host_memory`` of every node. Only
     that of jobs which have the state that the spec declares. Raises SpecError with the line."""
     gpus = listed_gpus(loaded)
+    spill = " (host.spill does not lower it)" if loaded.spec.host.spill is not None else ""
     for pool in POOLS:
         spec: NodeSpec = getattr(loaded.spec.nodes, pool)
         if spec.host_memory is None:
@@ -38,7 +39,7 @@ def check_host_memory(
             if need > spec.host_memory:
                 raise loaded.error(
                     f"the jobs on {pool}:{node} need {format_bytes(need)} of host memory for what"
-                    f" they keep, the node has {format_bytes(spec.host_memory)}; run fewer or"
-                    " smaller jobs, or give it more",
+                    f" they keep and reload, the node has {format_bytes(spec.host_memory)}; run"
+                    f" fewer or smaller jobs, or give it more{spill}",
                     *("nodes", pool, "host_memory"),
                 )

@@ -3,7 +3,7 @@
 The need of a node in host memory is the sum of what its jobs have there (the paper's mem_req). The
 runtime takes a place on the host for every block that is kept or reloaded, when the block is made
 and whether or not it ever leaves; so that is what is counted, with a second place for the next
-version of what is reloaded, and once more the ``keep`` bytes of jobs that hold a restart set. In
+version of what is published, and once more the ``keep`` bytes of jobs that hold a restart set. In
 device memory the largest phase runs beside what the sleeping processes of the others keep. Where
 the GPUs are known, ``weave_scheduler.policies.residency`` also tests F and replaces
 ``summed_host_bytes``.
