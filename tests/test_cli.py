@@ -108,7 +108,11 @@ def test_a_mistake_in_the_spec_is_named_with_its_line(spec):
             "# [",
             ":3: devices.rollout: is missing, so auto was used; train device 0 has",
         ),
-        ("weights: 1GB", "weights: 97GB", ":7: jobs.0.state.rollout: needs 97"),
+        (
+            "weights: 1GB",
+            "weights: 97GB",
+            ":7: jobs.0.state.rollout: fits on no node: a rollout node would need 97",
+        ),
         ("train: 1s", "train: 1", ":8: jobs.0.phases.train: "),
         ("iterations: 2", "iterations: 2, arrival: 1s", "not supported by this version"),
     ],
@@ -117,6 +121,22 @@ def test_what_cannot_run_is_refused_before_anything_starts(spec, old, new, says)
     assert old in TINY
     spec.write_text(TINY.replace(old, new))
     check_refusal(weave("run", spec), says)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("state: {rollout: {weights: 97GB}}", "a rollout node would need 97"),
+        ("state: {rollout: {weights: 9GB}}, unmanaged: {rollout: {running: 90GB}}", "would need 9"),
+        ("state: {rollout: {weights: 9GB}}, unmanaged: {rollout: {running: 96GB}}", "nothing is"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_before_anything_is_written(spec, tmp_path, more, says):
+    spec.write_text(TINY.replace("state: {rollout: {weights: 1GB}}", more))
+    line = refused(weave("run", spec, "--out", tmp_path / "out"))
+    assert "fits on no node: " in line
+    assert says in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--solo", "--compare-solo"])

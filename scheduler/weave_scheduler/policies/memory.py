@@ -20,6 +20,7 @@ from weave_scheduler.units import format_bytes
 
 __all__ = [
     "Residency",
+    "gpu_mistake",
     "host_bytes",
     "memory_mistake",
     "stored_bytes",
@@ -107,7 +108,7 @@ def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | Non
     )
 
 
-def _gpu_mistake(where: str, node: Node, need: Need) -> str | None:
+def gpu_mistake(where: str, node: Node, need: Need) -> str | None:
     """Where the GPU is known: whether the job fits one beside what it takes outside regions."""
     if node.gpu is None:
         return None
@@ -138,7 +139,7 @@ def too_large_alone(
         mistake = (
             _host_mistake(where, node, stored, equal)
             or _device_mistake(where, node, need.device_bytes + need.running_bytes, equal)
-            or _gpu_mistake(where, node, need)
+            or gpu_mistake(where, node, need)
         )
         if mistake is not None:
             return mistake

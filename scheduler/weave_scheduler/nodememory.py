@@ -1,6 +1,7 @@
-"""Host memory of the nodes of a run: the rule by which ``weave plan`` admits, asked before anything
-is opened. The pools of the open devices hold it as their budget (``weave_scheduler.devices``), also
-for jobs whose state nobody declared.
+"""Memory of the nodes of a run: the rules by which ``weave plan`` admits, asked before anything is
+opened. The pools of the open devices hold ``host_memory`` as their budget, and the devices leave
+room for what is ``unmanaged`` (``weave_scheduler.devices``), also for jobs whose state nobody
+declared.
 """
 
 from __future__ import annotations
@@ -9,13 +10,30 @@ from collections.abc import Collection, Mapping
 
 from weave_scheduler.devices import listed_gpus
 from weave_scheduler.model import Node, Placement
-from weave_scheduler.planinput import need_of
-from weave_scheduler.policies.memory import stored_bytes
+from weave_scheduler.planinput import UNKNOWN_BYTES, need_of
+from weave_scheduler.policies.memory import gpu_mistake, stored_bytes
 from weave_scheduler.spec import POOLS, NodeSpec
 from weave_scheduler.specfile import SpecFile
 from weave_scheduler.units import format_bytes
 
-__all__ = ["check_host_memory"]
+__all__ = ["check_device_memory", "check_host_memory"]
+
+
+def check_device_memory(loaded: SpecFile) -> None:
+    """Whether each job whose state the spec declares fits the devices that the spec lists, beside
+    what it takes outside regions. Raises SpecError with the line."""
+    for pool, gpu in listed_gpus(loaded).items():
+        spec: NodeSpec = getattr(loaded.spec.nodes, pool)
+        node = Node(spec.gpus, spec.price or 0.0, UNKNOWN_BYTES, gpu=gpu)
+        for index, job in enumerate(loaded.spec.jobs):
+            if job.kind != "synthetic":
+                continue
+            mistake = gpu_mistake(f"a {pool} node", node, need_of(job, pool))
+            if mistake is not None:
+                raise loaded.error(
+                    f"fits on no node: {mistake}; make the job smaller or the device larger",
+                    *("jobs", index, "state", pool),
+                )
 
 
 def check_host_memory(
