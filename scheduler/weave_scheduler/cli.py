@@ -254,6 +254,8 @@ def plan(
     _show(shown.record, shown.tables, as_json)
     for line in shown.lines:
         _say(line, as_json)
+    if shown.complaint:
+        _complain(shown.complaint)
     return shown.code
 
 

@@ -60,6 +60,13 @@ def pool_models(
     for pool in POOLS:
         node: NodeSpec = getattr(loaded.spec.nodes, pool)
         if node.price is None and priced:
+            if "nodes" not in loaded.spec.model_fields_set:
+                raise loaded.missing_beside(
+                    "jobs",
+                    "nodes",
+                    "is missing; a plan compares prices per GPU-hour, write on the level of jobs"
+                    " nodes: {rollout: {price: 1.85}, train: {price: 5.28}}",
+                )
             raise loaded.error(
                 "is missing; a plan compares prices, give one per GPU-hour like price: 1.85",
                 *("nodes", pool, "price"),

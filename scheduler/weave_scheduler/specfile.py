@@ -34,6 +34,12 @@ class SpecFile:
         """A SpecError that names the line of ``path``."""
         return SpecError(f"{self.document.place(path)}: {message}")
 
+    def missing_beside(self, neighbour: str, key: str, message: str) -> SpecError:
+        """A SpecError about a key of the top level that the file has not, at the line of one that
+        it has."""
+        line = self.document.line((neighbour,))
+        return SpecError(f"{self.document.file}:{line}: {key}: {message}")
+
 
 def load_spec(path: Path) -> SpecFile:
     """Read and check a spec. Raises SpecError with one line."""
