@@ -139,6 +139,19 @@ def test_what_fits_nowhere_is_refused_before_anything_is_written(spec, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_what_does_not_fit_beside_what_others_keep_is_refused_first(spec, tmp_path):
+    more = (
+        "state: {rollout: {weights: 40GB}}, unmanaged: {rollout: {running: 45GB, sleeping: 10GB}}"
+    )
+    text = TINY.replace("state: {rollout: {weights: 1GB}}", more)
+    job = text[text.index("  - {name: a") :]
+    spec.write_text(text + job.replace("name: a", "name: b"))
+    line = refused(weave("run", spec, "--out", tmp_path / "out"))
+    assert "jobs.0.state.rollout: does not fit beside what other jobs take outside regions:" in line
+    assert "rollout:0 would need 40" in line
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("option", ["--solo", "--compare-solo"])
 def test_what_cannot_run_alone_is_refused_in_the_same_words(spec, option):
     spec.write_text(TINY.replace("emulated:h20?scale", "emulated:h99?scale"))

@@ -1,4 +1,4 @@
-"""``weave bench switch``, ``pool`` and ``overlay``; ``report`` and ``compare`` say what is in records.
+"""``weave bench switch``, ``pool``, ``overlay``; ``report`` and ``compare`` say what records hold.
 
 `weave_scheduler.cli` adds them to its group ``bench``; they print through it, which it must have
 finished importing by then.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from weave_scheduler.devices import listed_gpus
-from weave_scheduler.model import Node, Placement
+from weave_scheduler.model import Node, Placement, node_name
 from weave_scheduler.planinput import UNKNOWN_BYTES, need_of
 from weave_scheduler.policies.memory import gpu_mistake, stored_bytes
 from weave_scheduler.spec import POOLS, NodeSpec
@@ -19,19 +19,30 @@ from weave_scheduler.units import format_bytes
 __all__ = ["check_device_memory", "check_host_memory"]
 
 
-def check_device_memory(loaded: SpecFile) -> None:
+def check_device_memory(loaded: SpecFile, placements: Mapping[str, Placement]) -> None:
     """Whether each job whose state the spec declares fits the devices that the spec lists, beside
-    what it takes outside regions. Raises SpecError with the line."""
+    what it and the jobs that share them take outside regions. Raises SpecError with the line."""
     for pool, gpu in listed_gpus(loaded).items():
         spec: NodeSpec = getattr(loaded.spec.nodes, pool)
         node = Node(spec.gpus, spec.price or 0.0, UNKNOWN_BYTES, gpu=gpu)
+        needs = {job.name: need_of(job, pool) for job in loaded.spec.jobs}
         for index, job in enumerate(loaded.spec.jobs):
             if job.kind != "synthetic":
                 continue
-            mistake = gpu_mistake(f"a {pool} node", node, need_of(job, pool))
+            need, own = needs[job.name], placements[job.name].of(pool)
+            others = [
+                needs[name]
+                for name, place in placements.items()
+                if name != job.name and set(own) & set(place.of(pool))
+            ]
+            mistake, how = gpu_mistake(f"a {pool} node", node, need), "fits on no node"
+            if mistake is None:
+                where = node_name(pool, own[0])
+                mistake = gpu_mistake(where, node, need, others)
+                how = "does not fit beside what other jobs take outside regions"
             if mistake is not None:
                 raise loaded.error(
-                    f"fits on no node: {mistake}; make the job smaller or the device larger",
+                    f"{how}: {mistake}; make the job smaller or the device larger",
                     *("jobs", index, "state", pool),
                 )
 

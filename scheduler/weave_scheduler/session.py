@@ -57,7 +57,7 @@ def run_spec(
     """
     loaded = load_spec(path)
     placements = check_jobs(loaded)
-    check_device_memory(loaded)
+    check_device_memory(loaded, placements)
     names = [job.name for job in loaded.spec.jobs]
     for together in [names] if mode != "solo" else [[name] for name in names]:
         check_host_memory(loaded, placements, together)

@@ -108,13 +108,21 @@ def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | Non
     )
 
 
-def gpu_mistake(where: str, node: Node, need: Need) -> str | None:
-    """Where the GPU is known: whether the job fits one beside what it takes outside regions."""
+def gpu_mistake(where: str, node: Node, need: Need, others: Sequence[Need] = ()) -> str | None:
+    """Where the GPU is known: whether the job fits one beside what it and the others that share the
+    node take outside regions."""
     if node.gpu is None:
         return None
-    outside = blocks_of(need.running_bytes, node.gpus), blocks_of(need.residual_bytes, node.gpus)
+    outside = [
+        Unmanaged(
+            "the job" if one is need else "another job",
+            blocks_of(one.running_bytes, node.gpus),
+            blocks_of(one.residual_bytes, node.gpus),
+        )
+        for one in (need, *others)
+    ]
     try:
-        frames = node.gpu.usable([Unmanaged("the job", *outside)]).frames
+        frames = node.gpu.usable(outside).frames
     except DoesNotFit as error:
         return f"{where}: {error}"
     blocks = sum(node.gpu.blocks(need.kinds, node.gpus))
