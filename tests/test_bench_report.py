@@ -7,13 +7,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from weave_rt import UsageError
+from weave_rt.benchmarks import overlaylive
 from weave_rt.benchmarks.compare import compare
-from weave_rt.benchmarks.reading import read
+from weave_rt.benchmarks.overlaylive import SCENES
+from weave_rt.benchmarks.reading import key_of, read
 from weave_rt.benchmarks.report import factors, moved_as_planned, rows
 from weave_scheduler import cli
 
@@ -273,3 +276,15 @@ def test_reports_and_presets_need_no_torch() -> None:
         "weave_rt.benchmarks.switch\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_what_is_measured_is_no_part_of_a_live_case() -> None:
+    """How long a phase must be follows from rates that each run measures anew."""
+    plan = SimpleNamespace(block_bytes=8, switches=[], kind="least-stall")
+    nothing = SimpleNamespace(out=1, into=1)
+    plan.switches = [SimpleNamespace(foreground=nothing, background=nothing)]
+    runtime: Any = SimpleNamespace(plan=lambda name: plan)
+    report = {"bytes_out": 8, "bytes_in": 8, "seconds": 0.1}
+    one, other = (overlaylive._case(SCENES[1], runtime, [report], s) for s in (0.25, 0.26))
+    assert key_of(one) == key_of(other)
+    assert (one["phase_s"], other["phase_s"]) == (0.25, 0.26)

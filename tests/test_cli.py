@@ -108,7 +108,11 @@ def test_a_mistake_in_the_spec_is_named_with_its_line(spec):
             "# [",
             ":3: devices.rollout: is missing, so auto was used; train device 0 has",
         ),
-        ("weights: 1GB", "weights: 97GB", ":7: jobs.0.state.rollout: needs 97"),
+        (
+            "weights: 1GB",
+            "weights: 97GB",
+            ":7: jobs.0.state.rollout: fits on no node: a rollout node would need 97",
+        ),
         ("train: 1s", "train: 1", ":8: jobs.0.phases.train: "),
         ("iterations: 2", "iterations: 2, arrival: 1s", "not supported by this version"),
     ],
@@ -117,6 +121,35 @@ def test_what_cannot_run_is_refused_before_anything_starts(spec, old, new, says)
     assert old in TINY
     spec.write_text(TINY.replace(old, new))
     check_refusal(weave("run", spec), says)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("state: {rollout: {weights: 97GB}}", "a rollout node would need 97"),
+        ("state: {rollout: {weights: 9GB}}, unmanaged: {rollout: {running: 90GB}}", "would need 9"),
+        ("state: {rollout: {weights: 9GB}}, unmanaged: {rollout: {running: 96GB}}", "nothing is"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_before_anything_is_written(spec, tmp_path, more, says):
+    spec.write_text(TINY.replace("state: {rollout: {weights: 1GB}}", more))
+    line = refused(weave("run", spec, "--out", tmp_path / "out"))
+    assert "fits on no node: " in line
+    assert says in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_fit_beside_what_others_keep_is_refused_first(spec, tmp_path):
+    more = (
+        "state: {rollout: {weights: 40GB}}, unmanaged: {rollout: {running: 45GB, sleeping: 10GB}}"
+    )
+    text = TINY.replace("state: {rollout: {weights: 1GB}}", more)
+    job = text[text.index("  - {name: a") :]
+    spec.write_text(text + job.replace("name: a", "name: b"))
+    line = refused(weave("run", spec, "--out", tmp_path / "out"))
+    assert "jobs.0.state.rollout: does not fit beside what other jobs take outside regions:" in line
+    assert "rollout:0 would need 40" in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--solo", "--compare-solo"])
@@ -165,9 +198,10 @@ def test_a_run_that_keeps_nothing_says_how_to_keep_it(spec, tmp_path):
     ("out", "says"),
     [("gone/x.json", "make the folder"), ("", "is a folder"), ("file/x.json", "nothing can be")],
 )
-def test_the_target_of_a_benchmark_is_checked_before_it_runs(tmp_path, monkeypatch, out, says):
+@pytest.mark.parametrize("name", ["switch", "pool", "overlay", "sched"])
+def test_the_target_of_a_benchmark_is_checked_before_it_runs(tmp_path, name, out, says):
     (tmp_path / "file").touch()
-    assert says in refused(weave("bench", "switch", "--out", tmp_path / out))
+    assert says in refused(weave("bench", name, "--out", tmp_path / out))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -1,6 +1,7 @@
 """``weave plan`` from outside: tables, JSON, why, snapshot and replay, what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,54 @@ def test_a_job_that_fits_nowhere_is_named_and_the_others_are_planned(spec):
     assert refusal["job"] == "a"
     assert "3 TB of 2 TB" in refusal["reason"]
     assert record["totals"]["jobs"] == 2
+
+
+def test_a_plan_that_places_nobody_is_a_failure_of_one_line(spec):
+    alone = SPEC[: SPEC.index("  - {name: b")]
+    spec.write_text(alone.replace("weights: 100GB", "weights: 3TB"))
+    done = weave("plan", spec)
+    assert done.returncode == 1
+    assert "Not placed" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("weave: no job was placed; a: fits on no node: ")
+
+
+def test_prices_that_are_missing_are_asked_for_where_they_belong(spec):
+    spec.write_text(re.sub("(?m)^nodes: .*$", "", SPEC))
+    at = spec.read_text().splitlines().index("jobs:") + 1
+    line = refused(weave("plan", spec))
+    assert f"spec.yaml:{at}: nodes: is missing; a plan compares prices" in line
+
+
+@pytest.mark.parametrize(
+    ("budget", "spill", "says"),
+    [
+        ("100GB", "", None),
+        ("60GB", "", "the budget is 60 GB: without host.spill weave run has no place for 20 GB"),
+        ("60GB", "gone/spilled", "20 GB will be in files in "),
+    ],
+)
+def test_state_beyond_the_host_budget_is_told(spec, tmp_path, budget, spill, says):
+    jobs = "".join(
+        f"  - {{name: {name}, kind: synthetic, iterations: 2,"
+        " state: {rollout: {weights: 40GB}}, phases: {rollout: 9s, train: 9s}}\n"
+        for name in "ab"
+    )
+    more = f", spill: {spill}" if spill else ""
+    nodes = "nodes: {rollout: {price: 1}, train: {price: 1}}"
+    spec.write_text(f"version: 1\n{nodes}\nhost: {{budget: {budget}{more}}}\njobs:\n{jobs}")
+    done = weave("plan", spec)
+    assert done.returncode == 0, done.stderr
+    assert ("host.budget: the state" in done.stdout) is (says is not None)
+    assert says is None or says in done.stdout
+    assert planned(spec)["host"]["bytes"] == 80 * 10**9
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_spill_directory_that_cannot_be_used_is_refused_by_a_plan(spec, tmp_path):
+    (tmp_path / "file").touch()
+    spec.write_text(SPEC.replace("version: 1", "version: 1\nhost: {spill: file/spilled}"))
+    assert "host.spill: " in refused(weave("plan", spec))
 
 
 def test_run_says_its_plan_first(tmp_path):

@@ -377,8 +377,8 @@ class TestHostMemoryOfNodes:
         (line,) = done.stderr.strip().splitlines()
         assert line.endswith(
             "spec.yaml:4: nodes.rollout.host_memory: the jobs on rollout:0 need 40.3 GB of host"
-            " memory for what they keep, the node has 39 GB; run fewer or smaller jobs, or give it"
-            " more"
+            " memory for what they keep and reload, the node has 39 GB; run fewer or smaller jobs,"
+            " or give it more"
         )
 
     def test_plan_and_run_admit_the_same(self, tmp_path):
@@ -388,6 +388,21 @@ class TestHostMemoryOfNodes:
         (row,) = (one for one in record["groups"][0]["memory"] if one["node"] == "rollout:0")
         assert row["host_bytes"] <= row["host_capacity"] == 41 * GB
         assert weave("run", path).returncode == 0
+
+    def test_a_second_place_is_asked_for_where_there_is_a_second_version(self, tmp_path):
+        """20 and 20 GB fit 41 while nothing is published."""
+        path = self.path(tmp_path, "41GB")
+        once = path.read_text().replace("iterations: 2,", "iterations: 2, policy: {other: reload},")
+        path.write_text(once.replace("weights", "other"))
+        assert weave("run", path).returncode == 0
+        path.write_text(once.replace("weights", "other").replace("9s}", "9s, weight_sync: 1s}"))
+        done = weave("run", path)
+        assert done.returncode == 2
+        assert "the jobs on rollout:0 need 80.5 GB of host memory" in done.stderr
+
+    def test_spilling_is_not_taken_for_room(self, tmp_path):
+        path = self.path(tmp_path, "39GB", "host: {spill: spilled}")
+        assert weave("run", path).stderr.endswith("(host.spill does not lower it)\n")
 
     def test_each_alone_fits_where_both_do_not(self, tmp_path):
         assert weave("run", self.path(tmp_path, "39GB"), "--solo").returncode == 0

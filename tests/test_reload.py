@@ -19,8 +19,8 @@ from weave_scheduler.session import run_spec
 from weave_scheduler.spec import JobSpec
 from weave_scheduler.specfile import SpecFile, parse_spec
 
-# Two jobs that do not fit together. Of a, the version comes from the training pool as far as that
-# goes; of b, from ordinary memory, and its `buffers` are a frozen model beside.
+# Two jobs that do not fit together. Of a, the engine takes all that is trained; of b, half of it,
+# and `other` from ordinary memory; its `buffers` are a frozen model beside.
 SPEC = """
 version: 1
 devices:
@@ -32,15 +32,15 @@ jobs:
     kind: synthetic
     iterations: 4
     seed: 1
-    state: {rollout: {weights: 2.5GB, kv_cache: 1GB}, train: {weights: 1GB, optimizer: 2.5GB}}
+    state: {rollout: {weights: 2.5GB, kv_cache: 1GB}, train: {weights: 2.5GB, optimizer: 1.5GB}}
     policy: {weights: reload}
     phases: {rollout: 20s, reward: 1s, train: 18s, weight_sync: 1s}
   - name: b
     kind: synthetic
     iterations: 4
     seed: 2
-    state: {rollout: {weights: 2GB, other: 0.5GB}, train: {buffers: 1GB, optimizer: 2GB}}
-    policy: {weights: reload, buffers: reload}
+    state: {rollout: {weights: 1.5GB, other: 0.5GB}, train: {weights: 3GB, buffers: 1GB}}
+    policy: {weights: reload, other: reload, buffers: reload}
     phases: {rollout: {law: lognormal, mean: 20s, cv: 0.2, max: 40s}, train: 18s, weight_sync: 1s}
 """
 
@@ -51,7 +51,8 @@ def job_of(spec: str = SPEC, index: int = 0) -> JobSpec:
 
 def test_what_is_published_is_kept_where_it_is_trained() -> None:
     a, b = job_of(), job_of(index=1)
-    assert published_tags(a) == published_tags(b) == {"weights"}
+    assert published_tags(a) == {"weights"}
+    assert published_tags(b) == {"weights", "other"}
     assert [tag_policy(a, pool, "weights") for pool in ("rollout", "train")] == ["reload", "keep"]
     assert [tag_policy(b, pool, "buffers") for pool in ("rollout", "train")] == ["reload", "reload"]
     assert tag_policy(a, "rollout", "kv_cache") == "discard"
@@ -69,12 +70,40 @@ def test_without_a_sync_or_a_reload_tag_nothing_is_published(change: tuple[str, 
     assert pools_held(job, "weight_sync") == ("train", "rollout")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("{weights: reload}", "{kv_cache: reload}", "kv_cache: reload would bring old bytes back"),
+        ("{weights: reload}", "{optimizer: reload}", "allowed for it: keep"),
+        ("{weights: reload}", "{weights: discard}", "would lose the 2.5 GB that the train pool"),
+        ("{weights: reload}", "{optimizer: discard}", "would lose the 1.5 GB that the train pool"),
+        ("train: {weights: 2.5GB, ", "train: {", "publishes 2.5 GB of the rollout pool, of which"
+         " state.train has 0 B"),
+        ("train: {weights: 2.5GB, ", "train: {weights: 2.4GB, ", "state.train has 2.4 GB; give it"),
+    ],
+)  # fmt: skip
+def test_what_no_job_could_learn_with_is_refused(old: str, new: str, says: str) -> None:
+    with pytest.raises(SpecError, match=r"^SPEC.yaml:13: jobs\.0\.policy\.") as caught:
+        parse_spec(SPEC.replace(old, new, 1))
+    assert says in str(caught.value)
+
+
+def test_a_second_place_is_counted_where_there_is_a_second_version() -> None:
+    """Of the training pool there is none: b's `buffers` are loaded once."""
+    gb = 10**9
+    model = job_model(job_of(index=1))
+    assert (model.rollout_need.host_bytes, model.rollout_need.spare_bytes) == (2 * gb, 2 * gb)
+    assert (model.train_need.host_bytes, model.train_need.spare_bytes) == (4 * gb, 0)
+    never = job_model(job_of(SPEC.replace(", weight_sync: 1s", ""), 1))
+    assert (never.rollout_need.host_bytes, never.rollout_need.spare_bytes) == (2 * gb, 0)
+
+
 def test_a_plan_means_the_same() -> None:
     model = job_model(job_of())
     assert {phase.name: phase.pools for phase in model.phases}["weight_sync"] == ("train",)
     gb = 10**9
     assert model.rollout_need.kinds == (0, 2.5 * gb, 1 * gb)
-    assert model.train_need.kinds == (3.5 * gb, 0, 0)
+    assert model.train_need.kinds == (4 * gb, 0, 0)
 
 
 @pytest.mark.parametrize("intra", ["fifo", "strict", "barrier"])
@@ -116,7 +145,7 @@ def test_a_version_that_never_arrives_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert "seen in rollout of iteration 1" in record.error
 
 
-@pytest.mark.parametrize("offset", [0, 8 * 70_000, 2_441_400])  # first; of the train pool; last
+@pytest.mark.parametrize("offset", [0, 8 * 70_000, 2_441_400])  # first; inside; last
 def test_one_wrong_byte_of_a_version_is_found(monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
     conclude = Sync.conclude
 

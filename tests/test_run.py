@@ -23,6 +23,7 @@ from weave_scheduler.progress import Screen
 from weave_scheduler.records import load_run
 from weave_scheduler.session import run_spec
 from weave_scheduler.specfile import parse_spec
+from weave_scheduler.summary import Runs, summarise
 
 # Two jobs that do not fit together: 3.5 GB each, on models of 6 GB devices (about 90 blocks).
 SPEC = """
@@ -369,6 +370,12 @@ def test_beyond_the_host_budget_jobs_spill_and_every_byte_is_right(tmp_path):
     digests = [[job.weights_digest for job in one.jobs] for one in (run, plain)]
     assert digests[0] == digests[1]
     assert not list((tmp_path / "spilled").iterdir())
+    totals = [
+        summarise(Runs(parse_spec(SPEC).spec, one), {})["totals"].get("bytes_spilled")
+        for one in (run, plain)
+    ]
+    assert totals == [run.bytes_spilled, None]
+    assert totals[0] > 0
 
 
 def test_a_spill_directory_that_cannot_be_made_is_the_users_mistake(tmp_path):

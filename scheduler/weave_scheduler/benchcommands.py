@@ -1,4 +1,4 @@
-"""``weave bench switch`` and ``pool``, and ``report`` and ``compare``, which say what records hold.
+"""``weave bench switch``, ``pool``, ``overlay``; ``report`` and ``compare`` say what records hold.
 
 `weave_scheduler.cli` adds them to its group ``bench``; they print through it, which it must have
 finished importing by then.
@@ -28,6 +28,7 @@ def add_to(group: typer.Typer) -> None:
         " weave bench switch --preset train-7b --out train.json"
     )(switch)
     group.command(epilog="Example: weave bench pool --full --out pool.json")(pool)
+    group.command(epilog="Example: weave bench overlay --out overlay.json")(overlay)
     group.command(epilog="Example: weave bench report bench/records/switch_emulated_h20.json")(
         report
     )
@@ -94,6 +95,25 @@ def pool(
     benchmark = importlib.import_module("weave_rt.benchmarks.pool")
     record: dict[str, Any] = benchmark.run(device, full, _to_stderr)
     return _keep(record, out, as_json, [bench_table(record)], benchmark.lines(record))
+
+
+def overlay(
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cuda:0, or like 'emulated:h20?scale=64'.")
+    ] = "emulated:h20?scale=64",
+    full: Annotated[bool, typer.Option("--full", help="More rounds and instances.")] = False,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
+    debug: Debug = False,
+) -> int:
+    """How long planning of residency takes, and whether the plan is the best one."""
+    from weave_rt.benchmarks.overlay import run as measure
+    from weave_scheduler.cli import _keep, _to_stderr
+
+    if out is not None:
+        check_target(out)
+    record = measure(device, full, _to_stderr)
+    return _keep(record, out, as_json, record_tables(record))
 
 
 def report(

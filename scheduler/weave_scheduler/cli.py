@@ -26,7 +26,6 @@ from typer.core import TyperGroup
 import weave_rt
 from weave_rt.errors import UsageError, WeaveError
 from weave_scheduler import benchcommands, simcommand
-from weave_scheduler.benchtables import record_tables
 from weave_scheduler.document import SpecError
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.tables import (
@@ -254,6 +253,8 @@ def plan(
     _show(shown.record, shown.tables, as_json)
     for line in shown.lines:
         _say(line, as_json)
+    if shown.complaint:
+        _complain(shown.complaint)
     return shown.code
 
 
@@ -310,23 +311,10 @@ def sched(
     """How long a decision takes, and the exact optimum."""
     from weave_scheduler.benchmarks.sched import run as measure
 
+    if out is not None:
+        check_target(out)
     record = measure(full, _to_stderr)
     return _keep(record, out, as_json, [bench_table(record)])
-
-
-@bench_app.command(epilog="Example: weave bench overlay --out overlay.json")
-def overlay(
-    device: Device = "emulated:h20?scale=64",
-    full: Annotated[bool, typer.Option("--full", help="More rounds and instances.")] = False,
-    as_json: Json = False,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write the record to.")] = None,
-    debug: Debug = False,
-) -> int:
-    """How long planning of residency takes, and whether the plan is the best one."""
-    from weave_rt.benchmarks.overlay import run as measure
-
-    record = measure(device, full, _to_stderr)
-    return _keep(record, out, as_json, record_tables(record))
 
 
 @app.command(hidden=True)

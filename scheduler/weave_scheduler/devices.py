@@ -21,7 +21,15 @@ from weave_scheduler.records import DeviceRecord
 from weave_scheduler.spec import POOLS, Devices, JobSpec
 from weave_scheduler.specfile import SpecFile
 
-__all__ = ["OpenDevices", "describe", "listed_gpus", "open_devices", "pinned_bytes"]
+__all__ = [
+    "OpenDevices",
+    "check_spill",
+    "describe",
+    "listed_gpus",
+    "open_devices",
+    "own_host_memory",
+    "pinned_bytes",
+]
 
 # Of a GPU that was not measured: block, context, one-way rates and duplex of the named models.
 _LIKE_EMULATED = (64 << 20, 500_000_000, 55e9, 55e9, 0.75)
@@ -70,7 +78,7 @@ def open_devices(loaded: SpecFile, note: Callable[[str], None]) -> OpenDevices:
     ``note`` is called with what the reader should know, such as a host that is too slow.
     """
     listed = loaded.spec.devices or Devices()
-    _check_spill(loaded)
+    check_spill(loaded)
     opened = OpenDevices()
     try:
         for pool in POOLS:
@@ -134,16 +142,22 @@ def own_host_memory(loaded: SpecFile, pool: str) -> int | None:
     return int(memory)
 
 
-def _check_spill(loaded: SpecFile) -> None:
-    """The directory is there and can be written, or is made; else the user's mistake."""
+def check_spill(loaded: SpecFile, *, make: bool = True) -> None:
+    """The directory is there and can be written, or is made (could be, without ``make``); else the
+    user's mistake. Raises SpecError with the line."""
     directory = loaded.spec.host.spill
     if directory is None:
         return
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if make:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        there = os.path.abspath(directory)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        os.stat(os.path.join(there, ""))  # not a directory
     except OSError as error:
         raise loaded.error(f"{directory}: {error.strerror}", "host", "spill") from None
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
         raise loaded.error(f"{directory}: cannot be written", "host", "spill")
 
 

@@ -3,8 +3,8 @@ of the job's tags in them. Asked by plans and by runs, so that both mean the sam
 
 A ``reload`` tag has its truth on the host. In the rollout pool ``weight_sync`` publishes a new
 version of it, and needs the training pool only; what is published is trained, so the tag of that
-name in the training pool is ``keep``. Without a ``weight_sync``, and elsewhere, a ``reload`` tag is
-loaded once and stays as it is. Pure.
+name in the training pool is ``keep``. A version is that of all ``reload`` tags of the rollout pool.
+Without a ``weight_sync``, and elsewhere, a ``reload`` tag is loaded once and stays as it is. Pure.
 """
 
 from __future__ import annotations

@@ -107,6 +107,7 @@ def run_jobs(
         ranks = None if order is None else [running.index(name) for name in order]
         policy = GroupPolicy(state_for(loaded.spec.scheduler.intra, turns, ranks))
         _Runner(opened, work, run, listener, stopped, drift).run(policy, loaded.spec.plan)
+        run.bytes_spilled = sum(device.stats()["bytes_spilled"] for device in opened.all)
     except BaseException:
         with suppress(Exception):  # the first failure is the one to report
             opened.close()

@@ -102,7 +102,7 @@ class Need:
             once more in host memory.
         residual_bytes: device memory that its sleeping process keeps.
         running_bytes: device memory that it takes outside regions at the peak of its phase.
-        spare_bytes: host memory beside all that, for the next version of what is reloaded.
+        spare_bytes: host memory beside all that, for the next version of what is published.
     """
 
     host_bytes: int = 0

@@ -6,6 +6,7 @@ never sees half of one. The lock is the kernel's and ends with the process, howe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -122,9 +123,9 @@ def write_whole(path: Path, text: str) -> None:
     try:
         _write(path, text)
     except OSError as error:
-        raise WriteFailed(
-            f"{path} cannot be written: {error.strerror}; make room or write it elsewhere"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room or write it elsewhere" if full else "write it elsewhere"
+        raise WriteFailed(f"{path} cannot be written: {error.strerror}; {advice}") from error
 
 
 def _write(path: Path, text: str) -> None:

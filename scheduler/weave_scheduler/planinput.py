@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from weave_scheduler.document import SpecError
 from weave_scheduler.gpus import Gpu
-from weave_scheduler.jobphases import pools_held, tag_policy, turn_phases
+from weave_scheduler.jobphases import pools_held, published_tags, tag_policy, turn_phases
 from weave_scheduler.model import Degree, JobModel, Need, Node, Phase, PoolModel
 from weave_scheduler.montecarlo import least_draws
 from weave_scheduler.policies.settings import Settings
@@ -60,6 +60,13 @@ def pool_models(
     for pool in POOLS:
         node: NodeSpec = getattr(loaded.spec.nodes, pool)
         if node.price is None and priced:
+            if "nodes" not in loaded.spec.model_fields_set:
+                raise loaded.missing_beside(
+                    "jobs",
+                    "nodes",
+                    "is missing; a plan compares prices per GPU-hour, write on the level of jobs"
+                    " nodes: {rollout: {price: 1.85}, train: {price: 5.28}}",
+                )
             raise loaded.error(
                 "is missing; a plan compares prices, give one per GPU-hour like price: 1.85",
                 *("nodes", pool, "price"),
@@ -139,11 +146,12 @@ def _asked(job: JobSpec, pool: str) -> tuple[int, tuple[int, ...]]:
 
 def need_of(job: JobSpec, pool: str) -> Need:
     """Bytes per node: what the job's state takes in host memory, and what a phase needs. What is
-    reloaded gets its bytes by publishing, which fills a second place on the host."""
+    published fills a second place on the host; what is reloaded and never published needs none."""
     sizes: dict[str, int] = getattr(job.state, pool) if job.state else {}
     policy = {tag: tag_policy(job, pool, tag) for tag in sizes}
     kept = sum(size for tag, size in sizes.items() if policy[tag] == "keep")
     stored = sum(size for tag, size in sizes.items() if policy[tag] != "discard")
     outside = getattr(job.unmanaged, pool) if job.unmanaged else Outside()
-    spare = stored - kept
+    published = published_tags(job) if pool == "rollout" else frozenset()
+    spare = sum(size for tag, size in sizes.items() if tag in published)
     return Need(stored, sum(sizes.values()), kept, outside.sleeping, outside.running, spare)

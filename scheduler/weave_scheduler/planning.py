@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from weave_rt.conditions import now_utc
 from weave_rt.errors import UsageError
 from weave_scheduler.conditions import conditions
-from weave_scheduler.devices import listed_gpus
+from weave_scheduler.devices import check_spill, listed_gpus, own_host_memory
 from weave_scheduler.document import SpecError, is_trace
 from weave_scheduler.outdir import check_target, write_whole
 from weave_scheduler.plan import Plan, make_plan, one_group
@@ -26,11 +27,11 @@ from weave_scheduler.plantables import decision_table, plan_tables, short_plan
 from weave_scheduler.policies.regroup import regroup
 from weave_scheduler.policies.snapshot import replay
 from weave_scheduler.profile import read_profile, with_profile
-from weave_scheduler.spec import SchedulerSpec
+from weave_scheduler.spec import POOLS, SchedulerSpec
 from weave_scheduler.specfile import SpecFile, load_spec
 from weave_scheduler.support import Placement
 from weave_scheduler.tables import Table
-from weave_scheduler.units import format_duration, format_money
+from weave_scheduler.units import format_bytes, format_duration, format_money
 
 __all__ = ["Shown", "plan_file", "run_order", "run_plan"]
 
@@ -44,13 +45,15 @@ class Shown:
 
     Attributes:
         lines: drawings and remarks, after the tables.
-        code: 1 where a replayed decision came out differently.
+        code: 1 where a replayed decision came out differently, or a plan places no job.
+        complaint: why, where the tables and lines do not say it.
     """
 
     record: dict[str, Any]
     tables: list[Table]
     lines: list[str] = field(default_factory=list)
     code: int = 0
+    complaint: str = ""
 
 
 def plan_file(
@@ -103,6 +106,7 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
     if profile is not None:
         loaded = with_profile(loaded, read_profile(profile))
     check_quantile(loaded)
+    check_spill(loaded, make=False)
     settings = settings_of(loaded.spec)
     pools = pool_models(loaded, gpus=listed_gpus(loaded))
     jobs = job_models(loaded)
@@ -122,6 +126,9 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
         lines.append("")
     if len(plan.residents) > _DRAWN:
         lines += [f"and {len(plan.residents) - _DRAWN} groups more, not drawn", ""]
+    if loaded.spec.host.budget is not None:
+        record["host"], told = _pinned(loaded, record["groups"])
+        lines += told
     if loaded.spec.scheduler.regroup_horizon is not None:
         record["regrouping"], said = _regrouping(loaded.spec.scheduler, plan)
         lines.append(said)
@@ -135,7 +142,39 @@ def _plan_spec(path: Path, why: str | None, snapshot: Path | None, profile: Path
         content = {"format": "weave-decision", "version": 1, "conditions": block, **plan.snapshot}
         write_whole(snapshot, json.dumps(content, indent=2) + "\n")
         lines.append(f"written: {snapshot}")
-    return Shown(record, tables, lines)
+    if plan.residents:
+        return Shown(record, tables, lines)
+    first = [*record["refused"], *record["waiting"]][0]
+    complaint = f"no job was placed; {first['job']}: {first['reason']}"
+    return Shown(record, tables, lines, 1, complaint)
+
+
+def _pinned(
+    loaded: SpecFile, groups: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the jobs of the plan take of ``host.budget``, and what happens where that is not enough.
+    Nodes whose ``host_memory`` is less than the budget have that instead."""
+    host = loaded.spec.host
+    sharing = [pool for pool in POOLS if own_host_memory(loaded, pool) is None]
+    need = sum(
+        row["host_bytes"]
+        for group in groups
+        for row in group["memory"]
+        if row["node"].partition(":")[0] in sharing
+    )
+    record = {"bytes": need, "budget": host.budget, "spill": host.spill is not None}
+    if host.budget is None or need <= host.budget:
+        return record, []
+    over = format_bytes(need - host.budget)
+    return record, [
+        f"host.budget: the state of the placed jobs takes {format_bytes(need)} of host memory, the"
+        f" budget is {format_bytes(host.budget)}: "
+        + (
+            f"{over} will be in files in {host.spill}"
+            if host.spill is not None
+            else f"without host.spill weave run has no place for {over}, and jobs fail there"
+        )
+    ]
 
 
 def _regrouping(scheduler: SchedulerSpec, plan: Plan) -> tuple[dict[str, Any], str]:

@@ -130,7 +130,11 @@ class ExcessRecord:
 
 @dataclass(slots=True)
 class RunRecord:
-    """One run of one or several jobs in one process."""
+    """One run of one or several jobs in one process.
+
+    Attributes:
+        bytes_spilled: what left pinned memory for files, all devices together.
+    """
 
     devices: list[DeviceRecord]
     jobs: list[JobRecord] = field(default_factory=list)
@@ -139,6 +143,7 @@ class RunRecord:
     started_at: str = ""
     drifts: list[DriftRecord] = field(default_factory=list)
     excesses: list[ExcessRecord] = field(default_factory=list)
+    bytes_spilled: int = 0
 
     @property
     def wall_s(self) -> float:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from weave_scheduler.compare import comparable, first_difference
 from weave_scheduler.conditions import conditions
 from weave_scheduler.driftplan import drift_desk
-from weave_scheduler.hostmemory import check_host_memory
 from weave_scheduler.interrupt import Interrupt
 from weave_scheduler.live import check_jobs, run_jobs
+from weave_scheduler.nodememory import check_device_memory, check_host_memory
 from weave_scheduler.outdir import OutDir, WriteFailed
 from weave_scheduler.planning import run_order, run_plan
 from weave_scheduler.progress import Screen
@@ -57,6 +57,7 @@ def run_spec(
     """
     loaded = load_spec(path)
     placements = check_jobs(loaded)
+    check_device_memory(loaded, placements)
     names = [job.name for job in loaded.spec.jobs]
     for together in [names] if mode != "solo" else [[name] for name in names]:
         check_host_memory(loaded, placements, together)

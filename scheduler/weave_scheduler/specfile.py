@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from weave_scheduler.document import Document, SpecError, parse_document, read_document
-from weave_scheduler.jobphases import pools_held
-from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec, State
+from weave_scheduler.jobphases import pools_held, turn_phases
+from weave_scheduler.spec import POOLS, JobSpec, NodeSpec, Spec, State, Tag
+from weave_scheduler.units import format_bytes
 
 __all__ = ["SpecFile", "load_spec", "parse_spec"]
 
@@ -32,6 +33,12 @@ class SpecFile:
     def error(self, message: str, *path: str | int) -> SpecError:
         """A SpecError that names the line of ``path``."""
         return SpecError(f"{self.document.place(path)}: {message}")
+
+    def missing_beside(self, neighbour: str, key: str, message: str) -> SpecError:
+        """A SpecError about a key of the top level that the file has not, at the line of one that
+        it has."""
+        line = self.document.line((neighbour,))
+        return SpecError(f"{self.document.file}:{line}: {key}: {message}")
 
 
 def load_spec(path: Path) -> SpecFile:
@@ -122,6 +129,36 @@ def _synthetic_mistakes(loaded: SpecFile, index: int, job: JobSpec) -> Iterator[
     for tag in job.policy:
         if tag not in state.rollout and tag not in state.train:
             yield loaded.error("the job's state has no such tag", *at, "policy", tag)
+        mistake = _policy_mistake(job, state, tag)
+        if mistake is not None:
+            yield loaded.error(mistake, *at, "policy", tag)
+
+
+#: Written on the device in every phase that has it, so an old host copy is never what is wanted.
+_REWRITTEN = ("kv_cache", "scratch", "grads", "optimizer")
+_LEARNED = ("weights", "optimizer")
+
+
+def _policy_mistake(job: JobSpec, state: State, tag: Tag) -> str | None:
+    """Why no job that learns could go on with what that policy leaves of the tag."""
+    policy, trained = job.policy[tag], state.train.get(tag, 0)
+    if policy == "reload" and tag in _REWRITTEN:
+        allowed = "keep" if tag in _LEARNED else "discard, keep"
+        return f"reload would bring old bytes back in every turn; allowed for it: {allowed}"
+    if policy == "discard" and tag in _LEARNED and trained:
+        return (
+            f"discard would lose the {format_bytes(trained)} that the train pool has learned at"
+            " every turn; allowed for it: " + ("keep, reload" if tag == "weights" else "keep")
+        )
+    if policy != "reload" or "weight_sync" not in turn_phases(job):
+        return None
+    rollout = state.rollout.get(tag, 0)
+    if rollout and (trained or tag == "weights") and trained < rollout:
+        return (
+            f"weight_sync publishes {format_bytes(rollout)} of the rollout pool, of which"
+            f" state.train has {format_bytes(trained)}; give it at least as many, or keep the tag"
+        )
+    return None
 
 
 def _node_mistakes(loaded: SpecFile) -> Iterator[SpecError]:

@@ -273,6 +273,7 @@ def _totals(runs: Runs, prices: Prices | None) -> dict[str, Any]:
             "gain": solo_s / together.wall_s if whole and together and solo_s else None,
             "bytes_out": _sum(reports, "bytes_out") if together else None,
             "bytes_in": _sum(reports, "bytes_in") if together else None,
+            "bytes_spilled": (together.bytes_spilled or None) if together else None,
             "cost": prices.total() if prices and together else None,
             "cost_solo": prices.total_solo() if prices and solo_s is not None else None,
         }

@@ -109,6 +109,7 @@ def total_table(summary: Row) -> Table:
             ("gain", "gain", _ratio),
             ("bytes out", "bytes_out", format_bytes),
             ("bytes in", "bytes_in", format_bytes),
+            ("bytes to files", "bytes_spilled", format_bytes),
             ("cost", "cost", format_money),
             ("cost alone", "cost_solo", format_money),
         ],

@@ -65,11 +65,11 @@ def find_wrong(view: memoryview, key: int) -> int | None:
     return None
 
 
-def pieces(first: int, end: int, key: int) -> Iterator[tuple[int, memoryview]]:
-    """The pattern of bytes [first, end) of a buffer: offsets, and the bytes that stand there.
-    pre: both are multiples of WORD_BYTES."""
-    for start in range(first // WORD_BYTES, end // WORD_BYTES, _PIECE_WORDS):
-        words = _expected(start, min(_PIECE_WORDS, end // WORD_BYTES - start), key)
+def pieces(nbytes: int, key: int) -> Iterator[tuple[int, memoryview]]:
+    """The pattern of a whole buffer: offsets, and the bytes that stand there.
+    pre: nbytes is a multiple of WORD_BYTES."""
+    for start in range(0, nbytes // WORD_BYTES, _PIECE_WORDS):
+        words = _expected(start, min(_PIECE_WORDS, nbytes // WORD_BYTES - start), key)
         yield start * WORD_BYTES, words.data.cast("B")
 
 

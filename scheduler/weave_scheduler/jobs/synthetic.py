@@ -166,20 +166,22 @@ class _Run:
         kept.key = next_key
 
     def _publish(self, sync: weave_rt.PhaseResult, step: int) -> list[tuple[_Kept, int]]:
-        """The next version of what is reloaded in the rollout pool: the bytes of the tag of that
-        name in the training pool as far as they go, which its engine copies, then bytes from
-        ordinary memory. Returns the keys that hold once the phase has ended."""
+        """The next version of what is reloaded in the rollout pool: the first bytes of the tag of
+        that name in the training pool, which its engine copies; of a tag that is not trained, bytes
+        from ordinary memory. Returns the keys that hold once the phase has ended."""
+        trained = {kept.tag: kept for kept in self._kept if kept.pool == "train"}
         published = []
         for kept in self._kept:
             if kept.pool != "rollout" or kept.policy != "reload":
                 continue
-            key, done = self._key(kept.pool, kept.tag, step, "weight_sync"), 0
-            for source in self._kept:
-                if source.pool == "train" and source.tag == kept.tag:
-                    key, done = source.key, min(source.buffer.nbytes, kept.buffer.nbytes)
-                    sync.publish_bytes(kept.buffer, source.buffer, nbytes=done)
-            for offset, piece in pieces(done, kept.buffer.nbytes, key):
-                sync.publish_bytes(kept.buffer, piece, offset)
+            source = trained.get(kept.tag)
+            if source is not None:  # as large at least, says the check of the spec
+                key = source.key
+                sync.publish_bytes(kept.buffer, source.buffer, nbytes=kept.buffer.nbytes)
+            else:
+                key = self._key(kept.pool, kept.tag, step, "weight_sync")
+                for offset, piece in pieces(kept.buffer.nbytes, key):
+                    sync.publish_bytes(kept.buffer, piece, offset)
             published.append((kept, key))
         return published
 

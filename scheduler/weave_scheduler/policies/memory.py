@@ -3,7 +3,7 @@
 The need of a node in host memory is the sum of what its jobs have there (the paper's mem_req). The
 runtime takes a place on the host for every block that is kept or reloaded, when the block is made
 and whether or not it ever leaves; so that is what is counted, with a second place for the next
-version of what is reloaded, and once more the ``keep`` bytes of jobs that hold a restart set. In
+version of what is published, and once more the ``keep`` bytes of jobs that hold a restart set. In
 device memory the largest phase runs beside what the sleeping processes of the others keep. Where
 the GPUs are known, ``weave_scheduler.policies.residency`` also tests F and replaces
 ``summed_host_bytes``.
@@ -20,6 +20,7 @@ from weave_scheduler.units import format_bytes
 
 __all__ = [
     "Residency",
+    "gpu_mistake",
     "host_bytes",
     "memory_mistake",
     "stored_bytes",
@@ -107,13 +108,21 @@ def _device_mistake(where: str, node: Node, need: int, equal: bool) -> str | Non
     )
 
 
-def _gpu_mistake(where: str, node: Node, need: Need) -> str | None:
-    """Where the GPU is known: whether the job fits one beside what it takes outside regions."""
+def gpu_mistake(where: str, node: Node, need: Need, others: Sequence[Need] = ()) -> str | None:
+    """Where the GPU is known: whether the job fits one beside what it and the others that share the
+    node take outside regions."""
     if node.gpu is None:
         return None
-    outside = blocks_of(need.running_bytes, node.gpus), blocks_of(need.residual_bytes, node.gpus)
+    outside = [
+        Unmanaged(
+            "the job" if one is need else "another job",
+            blocks_of(one.running_bytes, node.gpus),
+            blocks_of(one.residual_bytes, node.gpus),
+        )
+        for one in (need, *others)
+    ]
     try:
-        frames = node.gpu.usable([Unmanaged("the job", *outside)]).frames
+        frames = node.gpu.usable(outside).frames
     except DoesNotFit as error:
         return f"{where}: {error}"
     blocks = sum(node.gpu.blocks(need.kinds, node.gpus))
@@ -138,7 +147,7 @@ def too_large_alone(
         mistake = (
             _host_mistake(where, node, stored, equal)
             or _device_mistake(where, node, need.device_bytes + need.running_bytes, equal)
-            or _gpu_mistake(where, node, need)
+            or gpu_mistake(where, node, need)
         )
         if mistake is not None:
             return mistake
