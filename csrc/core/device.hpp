@@ -293,7 +293,7 @@ class Device : private Spiller {
   // make room in pinned memory for `keep`; it is called without the lock.
   template <class Action>
   auto with_host_room(const Tenant* keep, Action action);
-  bool spill_for(const Refusal& refusal, const Tenant* keep);
+  std::optional<Bytes> spill_for(const Refusal& refusal, const Tenant* keep);
   std::optional<Candidate> coldest(const void* keep, bool evict) override;
   Bytes spill_coldest(const void* keep, bool evict) override;
   std::shared_ptr<Tenant> find_coldest(const void* keep, bool evict) const;
@@ -333,11 +333,16 @@ class Device : private Spiller {
 template <class Action>
 auto Device::with_host_room(const Tenant* keep, Action action) {
   constexpr int kTries = 64;  // against two devices that spill each other's tenants for ever
+  bool spilled = true;
   for (int left = kTries;; --left) {
     try {
       return action();
     } catch (const Refusal& refusal) {
-      if (left == 0 || !spill_for(refusal, keep)) throw;
+      const auto bytes = spill_for(refusal, keep);
+      // Once more where nobody had anything: who gave memory back meanwhile, by closing say, has
+      // nothing to spill.
+      if (left == 0 || !bytes || (*bytes == 0 && !spilled)) throw;
+      spilled = *bytes > 0;
     }
   }
 }

@@ -293,7 +293,10 @@ std::shared_ptr<HostGrowth> HostPool::reserve(const std::string& job, Bytes byte
 // time the growth fails or is cancelled is given back.
 void HostPool::grow_in_background(HostGrowth& growth, const std::string& job, Bytes unit,
                                   int node) {
-  Bytes piece_max = std::max(unit, piece_max_ / unit * unit);
+  Bytes piece_max = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::max(unit, piece_max_ / unit * unit);
+  }();
   std::exception_ptr error;
   Bytes left = growth.total();
   try {

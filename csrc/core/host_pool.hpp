@@ -150,7 +150,7 @@ class HostPool : public std::enable_shared_from_this<HostPool> {
 
   const ContextRef context_;
   const Bytes budget_;
-  const Bytes piece_max_;
+  Bytes piece_max_;
   const std::vector<NumaNode> nodes_;
   std::mutex spillers_mutex_;  // above Device's: held while a device spills
   std::vector<Spiller*> spillers_;

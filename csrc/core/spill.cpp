@@ -257,17 +257,18 @@ Bytes Device::spill_coldest(const void* keep, bool evict) {
   return spill_slots(*tenant);
 }
 
-// Whether it is worth trying again. A spill that failed for reasons of the disk becomes part of the
-// refusal: the caller asked for memory and does not get it.
-bool Device::spill_for(const Refusal& refusal, const Tenant* keep) {
-  if (refusal.kind != Refusal::Kind::host_memory) return false;
+// How many bytes went to a file to make room; nothing where that is no answer to the refusal. A
+// spill that failed for reasons of the disk becomes part of the refusal: the caller asked for
+// memory and does not get it.
+std::optional<Bytes> Device::spill_for(const Refusal& refusal, const Tenant* keep) {
+  if (refusal.kind != Refusal::Kind::host_memory) return std::nullopt;
   const auto pool = [&] {
     const std::lock_guard lock(mutex_);
     return spill_directory_.empty() ? nullptr : host_pool_;
   }();
-  if (pool == nullptr) return false;
+  if (pool == nullptr) return std::nullopt;
   try {
-    return pool->spill_one(keep) > 0;
+    return pool->spill_one(keep);
   } catch (const Refusal& failed) {
     if (failed.kind != Refusal::Kind::state_file) throw;
     Refusal both = refusal;
@@ -327,6 +328,11 @@ SwitchReport Device::hand_over(const std::shared_ptr<Tenant>& outgoing,
 void HostPool::join(Spiller& spiller) {
   const std::lock_guard lock(spillers_mutex_);
   spillers_.push_back(&spiller);
+  // Memory is given back by whole pieces. Of a real device sixteen blocks are a gigabyte; of a
+  // small model of one a piece would hold all of a job, and what is spilled would free nothing.
+  constexpr Bytes kBlocks = 16;
+  const std::lock_guard pool_lock(mutex_);
+  if (unit_ != 0) piece_max_ = std::min(piece_max_, kBlocks * unit_);
 }
 
 void HostPool::leave(Spiller& spiller) {
