@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import ROLLOUT
 
-from weave_rt import Device, NotResident, RegionPinned, Tenant, UsageError
+from weave_rt import Device, GrowthRefused, NotResident, RegionPinned, Tenant, UsageError
 from weave_rt.testing import check_states
 
 PATTERN = bytes(range(256)) * 40
@@ -193,6 +193,27 @@ def test_a_tag_without_bytes_goes_every_way_and_moves_nothing(
     for tags in (["buffers"], ["kv_cache"], None):
         assert tenant.suspend(tags=tags).bytes_out == (10_240 if tags is None else 0)
         assert tenant.resume(tags=tags).bytes_in == (10_240 if tags is None else 0)
+    assert bytes(kept.view()) == PATTERN
+    del kept
+    tenant.close()
+
+
+@pytest.mark.parametrize("policy", ["keep", "discard"])
+def test_a_cache_that_is_larger_than_the_device_is_refused_and_nothing_changes(
+    open_checked: Callable[[str], Device], policy: str
+) -> None:
+    device = open_checked(ROLLOUT)
+    tenant = Tenant(device, "job", job="a", pool="rollout", tags={"kv_cache": policy})
+    tenant.resume()
+    kept = tenant.buffer(10_240, "weights")
+    kept.view()[:] = PATTERN
+    before = tenant.bytes
+    with pytest.raises(GrowthRefused, match="kv_cache.*that the device has for tenants") as raised:
+        tenant.empty((device.usable_bytes + 1,), "uint8", "kv_cache")
+    assert raised.value.bytes_usable == device.usable_bytes
+    assert tenant.bytes == before
+    tenant.suspend()
+    tenant.resume()
     assert bytes(kept.view()) == PATTERN
     del kept
     tenant.close()
