@@ -208,7 +208,7 @@ def test_a_cache_that_is_larger_than_the_device_is_refused_and_nothing_changes(
     kept = tenant.buffer(10_240, "weights")
     kept.view()[:] = PATTERN
     before = tenant.bytes
-    with pytest.raises(GrowthRefused, match="kv_cache.*that the device has for tenants") as raised:
+    with pytest.raises(GrowthRefused, match=r"kv_cache.*the device has for tenants") as raised:
         tenant.empty((device.usable_bytes + 1,), "uint8", "kv_cache")
     assert raised.value.bytes_usable == device.usable_bytes
     assert tenant.bytes == before
