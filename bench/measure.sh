@@ -2,8 +2,8 @@
 # bench/measure.sh OUT
 #
 # Takes the records of weave_rt again that bench/README.md quotes, on an emulated H20, into OUT, with
-# tables and plots. On two cores about 20 minutes; nothing else should run meanwhile, so each part
-# waits, three minutes at most, until the machine is quiet, and prints the load it began under.
+# tables and plots. On two cores 17 minutes; nothing else should run meanwhile, so each part
+# waits, three minutes at most, until the machine is quiet, and prints how busy it was.
 #
 #   switch_emulated_h20.json   default: every case and arm, 7B weights, and 10,000 tensors
 #   switch_load_64.json        weave and plain with both cores busy, small pages
@@ -20,14 +20,22 @@ out=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD:$PWD/scheduler${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1
 python=${PYTHON:-python3}
+busy() {  # per cent of all cores, over five seconds
+  local before after
+  before=$(head -n1 /proc/stat)
+  sleep 5
+  after=$(head -n1 /proc/stat)
+  awk '{ for (i = 2; i <= 9; ++i) { sum[NR] += $i }; idle[NR] = $5 + $6 }
+       END { printf "%d", 100 * (1 - (idle[2] - idle[1]) / (sum[2] - sum[1])) }' \
+    <<<"$before"$'\n'"$after"
+}
 quiet() {
-  local tries load
-  for tries in $(seq 18); do
-    load=$(cut -d' ' -f1 /proc/loadavg)
-    awk -v load="$load" 'BEGIN { exit !(load < 0.6) }' && break
-    sleep 10
+  local tries share
+  for tries in $(seq 30); do
+    share=$(busy)
+    [ "$share" -ge 10 ] || break
   done
-  echo "== $1, load average $load"
+  echo "== $1; cores were $share % busy before"
 }
 measure() {
   quiet "switch $*"
