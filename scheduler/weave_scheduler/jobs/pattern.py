@@ -44,24 +44,23 @@ def renew(view: memoryview, key: int, next_key: int) -> int | None:
     Returns the offset in bytes of the first wrong byte, None if all are right; from the piece with
     a wrong byte on, the buffer is left as it is.
     """
-    words = np.frombuffer(view, dtype=np.uint64)
-    for start in range(0, len(words), _PIECE_WORDS):
-        piece = words[start : start + _PIECE_WORDS]
-        expected = _expected(start, len(piece), key)
-        if not np.array_equal(piece, expected):
-            return start * WORD_BYTES + _first_difference(piece, expected)
-        np.copyto(piece, _expected(start, len(piece), next_key))
-    return None
+    return _check(view, key, next_key)
 
 
 def find_wrong(view: memoryview, key: int) -> int | None:
     """The offset in bytes of the first byte that is not ``key``'s pattern, None if all are."""
+    return _check(view, key, None)
+
+
+def _check(view: memoryview, key: int, next_key: int | None) -> int | None:
     words = np.frombuffer(view, dtype=np.uint64)
     for start in range(0, len(words), _PIECE_WORDS):
         piece = words[start : start + _PIECE_WORDS]
         expected = _expected(start, len(piece), key)
         if not np.array_equal(piece, expected):
             return start * WORD_BYTES + _first_difference(piece, expected)
+        if next_key is not None:
+            np.copyto(piece, _expected(start, len(piece), next_key))
     return None
 
 

@@ -12,6 +12,8 @@ the requested size; ``weave_scheduler.policies.dedicated`` has what that costs, 
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 
 from weave_scheduler.groupmath import closed_form, longest_phases, mean_phases, turns_of
@@ -25,7 +27,7 @@ from weave_scheduler.policies.settings import Settings
 __all__ = ["MostIdlePolicy", "RandomPolicy", "SoloPolicy", "idle_share"]
 
 
-class _Packing:
+class _Packing(abc.ABC):
     """What both share: which groups can take a job, and a group of its own where none can."""
 
     name = ""
@@ -67,10 +69,11 @@ class _Packing:
             return list(job.rollout_pins) if set(job.rollout_pins) <= set(group.rollout) else []
         return [node for node in group.rollout if _fits(job, resident, node, cluster)]
 
+    @abc.abstractmethod
     def _choose(
         self, job: JobModel, able: list[tuple[Resident, list[int]]], cluster: Cluster
     ) -> Candidate:
-        raise NotImplementedError
+        """The one of these groups, and of their nodes, where the job goes."""
 
 
 class RandomPolicy(_Packing):
