@@ -31,34 +31,22 @@ class _Packing(abc.ABC):
     """What both share: which groups can take a job, and a group of its own where none can."""
 
     name = ""
-    _full = "no group has room, and too few nodes are free"
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
 
     def decide(self, job: JobModel, cluster: Cluster, *, explain: bool = False) -> Decision:
         """Where the job goes; there is nothing more to explain."""
-        decision = Decision(job.name, self.name, None)
         able = [
             (resident, nodes)
             for resident in sorted(cluster.residents.values(), key=lambda one: one.id)
             if len(nodes := self._nodes(job, resident, cluster)) >= job.rollout_nodes
         ]
-        if able:
-            decision.chosen = self._choose(job, able, cluster)
-            decision.candidates = [decision.chosen]
-            return decision
-        mistake = too_large_alone(job, cluster.pools, job.train_nodes, equal=True)
-        reason = too_wide(job, cluster) if mistake is None else f"fits on no node: {mistake}"
-        if reason is not None:
-            decision.never, decision.reason = True, reason
-            return decision
-        alone = isolated(job, cluster, (job.train_nodes,))
-        decision.candidates = [one.judged(Verdict(True, "untested")) for one in alone]
-        decision.chosen = next(iter(decision.candidates), None)
-        if decision.chosen is None:
-            decision.reason = f"waits: {self._full}"
-        return decision
+        if not able:
+            waiting = "no group has room, and too few nodes are free"
+            return _of_its_own(self.name, job, cluster, waiting)
+        chosen = self._choose(job, able, cluster)
+        return Decision(job.name, self.name, chosen, candidates=[chosen])
 
     def _nodes(self, job: JobModel, resident: Resident, cluster: Cluster) -> list[int]:
         """Rollout nodes of the group with memory for the job; none where the group is full."""
@@ -109,14 +97,30 @@ class MostIdlePolicy(_Packing):
         return _joining(resident, tuple(sorted(picked))).judged(Verdict(True, "untested"))
 
 
-class SoloPolicy(_Packing):
+class SoloPolicy:
     """Solo disaggregated: a group of its own for every job."""
 
     name = "solo"
-    _full = "too few nodes are free"
 
-    def _nodes(self, job: JobModel, resident: Resident, cluster: Cluster) -> list[int]:
-        return []
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+
+    def decide(self, job: JobModel, cluster: Cluster, *, explain: bool = False) -> Decision:
+        """Nodes of the job's own; there is nothing more to explain."""
+        return _of_its_own(self.name, job, cluster, "too few nodes are free")
+
+
+def _of_its_own(policy: str, job: JobModel, cluster: Cluster, waiting: str) -> Decision:
+    """A new group at the requested size; a refusal for good, or to wait for the reason given."""
+    mistake = too_large_alone(job, cluster.pools, job.train_nodes, equal=True)
+    reason = too_wide(job, cluster) if mistake is None else f"fits on no node: {mistake}"
+    if reason is not None:
+        return Decision(job.name, policy, None, never=True, reason=reason)
+    alone = isolated(job, cluster, (job.train_nodes,))
+    candidates = [one.judged(Verdict(True, "untested")) for one in alone]
+    if not candidates:
+        return Decision(job.name, policy, None, reason=f"waits: {waiting}")
+    return Decision(job.name, policy, candidates[0], candidates=candidates)
 
 
 def _fits(job: JobModel, resident: Resident, node: int, cluster: Cluster) -> bool:
