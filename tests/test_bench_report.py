@@ -288,3 +288,19 @@ def test_what_is_measured_is_no_part_of_a_live_case() -> None:
     one, other = (overlaylive._case(SCENES[1], runtime, [report], s) for s in (0.25, 0.26))
     assert key_of(one) == key_of(other)
     assert (one["phase_s"], other["phase_s"]) == (0.25, 0.26)
+
+
+def test_a_scheduling_record_is_one_figure(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    record = json.loads((ROOT / "bench" / "records" / "sched.json").read_text())
+    whole = write(tmp_path / "sched.json", record)
+    parts = {
+        name: write(tmp_path / f"{name}.json", record | {"cases": [case]})
+        for name in ("decision", "growth")
+        for case in record["cases"]
+        if case["name"] == name
+    }
+    folder = tmp_path / "plots"
+    files = [str(whole), *map(str, parts.values())]
+    assert cli._code_of(["bench", "report", *files, "--plots", str(folder)]) == 0
+    assert {p.name for p in folder.iterdir()} == {"sched.png", "decision.png", "growth.png"}

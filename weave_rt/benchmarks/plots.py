@@ -1,5 +1,6 @@
 """Plots of records: bars of medians with whiskers up to the 95 % quantile, and efficiency; of a
-residency record what live jobs moved beside what was planned, and how long planning took.
+residency record what live jobs moved beside what was planned, and how long planning took; of a
+scheduling record how long decisions took, and how that grows with the jobs beside the paper.
 
 Needs matplotlib (extra ``plots``), imported on use; writes PNG files, opens no window.
 """
@@ -11,7 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from weave_rt.benchmarks.report import is_emulated, is_overlay, rows
+from weave_rt.benchmarks.reading import label_of
+from weave_rt.benchmarks.record import quantile
+from weave_rt.benchmarks.report import is_emulated, is_overlay, is_scheduling, rows
 from weave_rt.errors import UsageError
 
 __all__ = ["draw"]
@@ -20,15 +23,18 @@ __all__ = ["draw"]
 def draw(record: dict[str, Any], stem: str, folder: Path) -> list[Path]:
     """One PNG for each set of parameters in `record`, named after `stem`. Returns the files.
 
-    A residency record (``weave bench overlay``) is one figure. Bars are times against plain copies
-    where the record has them (an emulated device has nothing
-    else worth showing), else seconds. Raises UsageError without matplotlib, OSError."""
+    A residency record (``weave bench overlay``) and a scheduling record (``weave bench sched``) are
+    one figure each. Bars are times against plain copies where the record has them (an emulated
+    device has nothing else worth showing), else seconds. Raises UsageError without matplotlib,
+    OSError."""
     try:
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise UsageError("plots need matplotlib; pip install 'weave-rt[plots]'") from None
     if is_overlay(record):
         return [_overlay(figures, record, stem, folder)]
+    if is_scheduling(record):
+        return [_scheduling(figures, record, stem, folder)]
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows(record):
         if not is_emulated(record) or "against_plain" in row:
@@ -42,12 +48,17 @@ def draw(record: dict[str, Any], stem: str, folder: Path) -> list[Path]:
         _bars(axes[0], group, relative)
         if efficient:
             _efficiency(axes[1], efficient)
+        handles, arms = axes[0].get_legend_handles_labels()
+        figure.legend(handles, arms, loc="outside lower center", ncols=len(arms), fontsize=8)
         figure.suptitle(f"{stem}{': ' + label if label else ''} ({_where(record)})", fontsize=10)
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{stem}-{label}" if label else stem)
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=120)
-        written.append(path)
+        written.append(_saved(figure, folder, f"{stem}-{label}" if label else stem))
     return written
+
+
+def _saved(figure: Any, folder: Path, name: str) -> Path:
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.png"
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def _where(record: dict[str, Any]) -> str:
@@ -63,9 +74,54 @@ def _overlay(figures: Any, record: dict[str, Any], stem: str, folder: Path) -> P
     if live:
         _moved(axes[0], live)
     figure.suptitle(f"{stem} ({_where(record)})", fontsize=10)
-    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', stem)}.png"
-    figure.savefig(path, dpi=120)
-    return path
+    return _saved(figure, folder, stem)
+
+
+def _scheduling(figures: Any, record: dict[str, Any], stem: str, folder: Path) -> Path:
+    parts = [
+        (draw_part, cases)
+        for name, draw_part in (("decision", _decisions), ("growth", _growth))
+        if (cases := [case for case in record["cases"] if case["name"] == name])
+    ]
+    figure = figures.Figure(figsize=(11, 4.5), layout="constrained")
+    for axis, (draw_part, cases) in zip(
+        figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
+    ):
+        draw_part(axis, cases)
+    figure.suptitle(f"{stem} ({_where(record)})", fontsize=10)
+    return _saved(figure, folder, stem)
+
+
+def _decisions(axis: Any, cases: list[dict[str, Any]]) -> None:
+    """Share of decisions that took at most so long; the mark is the 99 % quantile."""
+    for case in cases:
+        times = [1e3 * seconds for seconds in sorted(case["samples_s"])]
+        share = [(place + 1) / len(times) for place in range(len(times))]
+        (line,) = axis.plot(times, share, drawstyle="steps-post", label=case["arm"])
+        axis.plot(1e3 * quantile(case["samples_s"], 0.99), 0.99, "o", color=line.get_color())
+    axis.set_xscale("log")
+    axis.set_xlabel("ms")
+    axis.set_ylabel("share of decisions")
+    axis.set_title(f"a decision, dot at 99 % ({label_of(cases[0]['params'])})", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def _growth(axis: Any, cases: list[dict[str, Any]]) -> None:
+    jobs = [case["params"]["jobs"] for case in cases]
+    for label, q in (("median", 0.5), ("99 %", 0.99)):
+        took = [1e3 * quantile(case["samples_s"], q) for case in cases]
+        axis.plot(jobs, took, "o-", label=f"weave, {label}")
+    known = [(case["params"]["jobs"], 1e3 * case["paper_s"]) for case in cases if "paper_s" in case]
+    if known:
+        axis.plot(*zip(*known, strict=True), "s--", color="gray", label="the paper's own table")
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("resident jobs")
+    axis.set_ylabel("ms")
+    axis.set_title("a decision as the cluster grows", fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
 
 
 def _moved(axis: Any, cases: list[dict[str, Any]]) -> None:
@@ -125,7 +181,6 @@ def _bars(axis: Any, group: list[dict[str, Any]], relative: bool) -> None:
     axis.set_ylabel("time against plain copies" if relative else "seconds")
     axis.set_title("median, whisker to 95 %", fontsize=9)
     axis.grid(axis="y", alpha=0.3)
-    axis.legend(fontsize=8)
 
 
 def _efficiency(axis: Any, group: list[dict[str, Any]]) -> None:

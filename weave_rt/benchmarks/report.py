@@ -18,12 +18,14 @@ __all__ = [
     "factors",
     "is_emulated",
     "is_overlay",
+    "is_scheduling",
     "moved_as_planned",
     "questions",
     "rows",
 ]
 
 YARDSTICK, OURS = "plain", "weave"
+_DECISIONS = ("decision", "growth")  # of a cluster of so many jobs; pinned memory grows too
 
 
 def is_emulated(record: dict[str, Any]) -> bool:
@@ -33,6 +35,11 @@ def is_emulated(record: dict[str, Any]) -> bool:
 def is_overlay(record: dict[str, Any]) -> bool:
     """Whether it is of ``weave bench overlay``: planning, and live jobs beside their plan."""
     return any(case["name"] == "planning" or "planned_out" in case for case in record["cases"])
+
+
+def is_scheduling(record: dict[str, Any]) -> bool:
+    """Whether it is of ``weave bench sched``: how long decisions take."""
+    return any("jobs" in case["params"] for case in record["cases"] if case["name"] in _DECISIONS)
 
 
 def moved_as_planned(case: Mapping[str, Any]) -> bool:
