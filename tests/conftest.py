@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ from weave_rt import Device, Job, LocalRuntime, _core, open_device
 from weave_rt.device import resolve_spec
 
 os.environ["WEAVE_CACHE"] = "off"  # nothing of the person's who runs the tests is read or written
+
+# What runs in the background of a shell ignores SIGINT, and so would what tests start to interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
 TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"

@@ -64,7 +64,10 @@ def test_a_signal_ends_the_process(kind: signal.Signals, work: str) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(kind)
-        _, errors = child.communicate(timeout=60)
+        try:
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()  # else leaving the block waits for one that goes on
     # Python turns SIGINT into KeyboardInterrupt, which ends the process by the same signal.
     assert child.returncode == -kind, errors
     assert "weave:" not in errors
