@@ -16,9 +16,13 @@ from weave_rt.device import resolve_spec
 
 os.environ["WEAVE_CACHE"] = "off"  # nothing of the person's who runs the tests is read or written
 
-# What runs in the background of a shell ignores SIGINT, and so would what tests start to interrupt.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup ignores SIGHUP and a shell's background SIGINT, and so would what tests start to interrupt.
+for ignored, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, usual)
 
 ROLLOUT = "emulated:h20?scale=4096&speed=50&capacity=2MiB&seed=1"
 TRAIN = "emulated:h800?scale=4096&speed=50&capacity=2MiB&seed=1"
