@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from weave_scheduler.benchmarks.workload import paper_pools, table6_jobs
-from weave_scheduler.groupmath import Step, Turn
+from weave_scheduler.groupmath import Step, Turn, node_numbers
 from weave_scheduler.groupsim import simulate_group, simulated_iterations
-from weave_scheduler.policies import Cluster, WeavePolicy
+from weave_scheduler.model import common_job
+from weave_scheduler.policies import Cluster, PaperPolicy, WeavePolicy
 from weave_scheduler.policies.quick import fifo_iterations
 
 TRAIN = frozenset({"train:0"})
@@ -80,6 +81,30 @@ def test_uneven_groups_have_the_means_that_the_machine_runs(seed):
         assert simulated_iterations(turns, "fifo") == pytest.approx(truth, rel=2e-2)
         assert means.tolist() == pytest.approx(truth, rel=2e-2)
     assert any(found)
+
+
+def test_jobs_of_many_nodes_are_counted_by_kinds_of_nodes():
+    """A group may have more nodes than a bit set has bits; nodes that go together are one."""
+    wide = [common_job(name, 100.0, 40.0, slo=1.2, rollout_nodes=33) for name in "ab"]
+    for policy, explain in ((WeavePolicy(), False), (WeavePolicy(), True), (PaperPolicy(), True)):
+        cluster = Cluster(paper_pools())
+        for job in wide:
+            chosen = policy.decide(job, cluster, explain=explain).chosen
+            cluster.place(job, chosen.placement, chosen.group)
+        assert [len(one.group.rollout) for one in cluster.residents.values()] == [66]
+        assert chosen.verdict.iterations_s == pytest.approx((140.0, 140.0))
+
+
+def test_nodes_that_the_same_steps_hold_have_one_number():
+    def turn(name, nodes):
+        held = frozenset(f"rollout:{node}" for node in nodes)
+        return Turn(name, (Step("rollout", 1, held), Step("train", 1, TRAIN, (0,))))
+
+    numbers = node_numbers([turn("a", range(100)), turn("b", range(50, 200))])
+    kinds = [{numbers[f"rollout:{node}"] for node in part}
+             for part in (range(50), range(50, 100), range(100, 200))]  # fmt: skip
+    assert [len(kind) for kind in kinds] == [1, 1, 1]
+    assert len(set().union(*kinds, {numbers["train:0"]})) == 4
 
 
 def test_what_is_explained_is_what_was_decided_among_jobs_that_lap_each_other():

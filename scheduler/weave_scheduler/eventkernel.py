@@ -7,7 +7,7 @@ it equal to them, event for event. One group per call; every replication has its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numba
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weave_scheduler.chainkernel import run_chains
-from weave_scheduler.groupmath import Turn
+from weave_scheduler.groupmath import Turn, node_numbers
 from weave_scheduler.model import Intra, PairCost
 
 __all__ = ["event_ends", "step_frees"]
@@ -73,7 +73,8 @@ def event_ends(
 
     ``hold`` and ``done`` are [step, iteration, replication] as in ``recursion``; jobs go on, with
     their draws from the first one again, until all have done that many iterations (default: as
-    many as drawn). Raises ValueError for ``strict`` and for more than 62 nodes.
+    many as drawn). Raises ValueError for ``strict`` and for more than 62 kinds of
+    nodes (``node_numbers``).
     """
     count = hold.shape[1] if iterations is None else iterations
     ends = np.zeros((len(turns), count, hold.shape[2]))
@@ -113,10 +114,10 @@ def _fill(
 ) -> None:
     if intra == "strict":
         raise ValueError("strict has no queues; use weave_scheduler.recursion")
-    nodes = sorted({node for turn in turns for step in turn.steps for node in step.nodes})
+    bit = node_numbers(turns)
+    nodes = list({at: node for node, at in bit.items()}.values())  # one for all that are alike
     if len(nodes) > _NODES_MAX:
-        raise ValueError(f"{len(nodes)} nodes in one group; allowed: {_NODES_MAX}")
-    bit = {node: at for at, node in enumerate(nodes)}
+        raise ValueError(f"{len(nodes)} kinds of nodes in one group; allowed: {_NODES_MAX}")
     steps = [step for turn in turns for step in turn.steps]
     chosen = np.array(range(len(turns)) if order is None else order, np.int64)
     base = np.cumsum([0] + [len(turn.steps) for turn in turns]).astype(np.int64)
@@ -125,7 +126,7 @@ def _fill(
         chosen,
         base,
         np.array([job for job, turn in enumerate(turns) for _ in turn.steps], np.int64),
-        np.array([sum(1 << bit[node] for node in step.nodes) for step in steps], np.int64),
+        np.array([_bits({bit[node] for node in step.nodes}) for step in steps], np.int64),
         np.array([sum(1 << at for at in step.after) for step in steps], np.int64),
         fore,
         back,
@@ -138,6 +139,10 @@ def _fill(
         run_chains(chosen, base, shape.nodes, fore, back, held, over, ends, freed)
     else:
         _run(shape, held, over, ends, freed)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << at for at in numbers)
 
 
 def _is_chain(turn: Turn) -> bool:

@@ -24,6 +24,7 @@ from weave_scheduler.groupmath import (
     closed_form,
     longest_phases,
     mean_phases,
+    node_numbers,
     turns_of,
     why_not_closed,
 )
@@ -107,16 +108,16 @@ def _judge_open(
 def _common_iterations(turns: Sequence[Turn]) -> list[float] | None:
     """Long-run means of common jobs by the same compiled form as in the table of groups, so that
     what is explained is what was decided; None where there are other jobs."""
-    nodes = sorted({node for turn in turns for node in turn.steps[0].nodes})
-    fits = len(nodes) <= MOST_NODES and not any(s.background for turn in turns for s in turn.steps)
-    if components(turns) is None or not fits:
+    number = node_numbers(turns)
+    held = [{number[node] for node in turn.steps[0].nodes} for turn in turns]
+    behind = any(step.background for turn in turns for step in turn.steps)
+    if components(turns) is None or behind or max(map(max, held)) >= MOST_NODES:
         return None
     times = np.array([
         [float(part) for step in turn.steps for part in (step.seconds, step.foreground)]
         for turn in turns
     ])  # fmt: skip
-    bit = {node: 1 << at for at, node in enumerate(nodes)}
-    mask = np.array([sum(bit[node] for node in turn.steps[0].nodes) for turn in turns])
+    mask = np.array([sum(1 << at for at in own) for own in held])
     means = np.zeros(len(turns))
     fifo_iterations(times, mask, means)
     return [float(one) for one in means]

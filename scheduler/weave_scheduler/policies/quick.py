@@ -200,8 +200,6 @@ def first_admitted(
                     bits |= np.int64(1) << node
                 for node in range(nodes[row], nodes[row] + new):
                     bits |= np.int64(1) << node
-                if nodes[row] + new > MOST_NODES:
-                    continue
                 how = _judged(row, table, asked, bits, unsaturated, fifo, means)
                 if how >= 0:
                     return at, new, start, how

@@ -22,7 +22,7 @@ from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.components import component_labels
 from weave_scheduler.policies.decision import Candidate, Verdict
 from weave_scheduler.policies.memory import host_bytes
-from weave_scheduler.policies.quick import first_admitted
+from weave_scheduler.policies.quick import MOST_NODES, first_admitted
 from weave_scheduler.policies.scan import REASONS, scan_groups
 from weave_scheduler.policies.settings import Settings
 
@@ -203,6 +203,7 @@ class GroupTable:
         times = np.full((most + 1, 4), np.nan)
         memory = np.zeros((most + 1, 3))
         plain = not (job.rollout_pins or job.train_pins)
+        plain = plain and job.rollout_nodes <= MOST_NODES - _NODES  # else there are too few bits
         for degree in job.supported():
             nodes = Placement(tuple(range(job.rollout_nodes)), tuple(range(degree)))
             known = common_times(Member(job, nodes), settings)
