@@ -176,7 +176,10 @@ def test_ids_zones_and_order_are_checked_between_rows():
 
 
 def test_broken_lines_are_named():
-    for line, message in (("{", "is not JSON"), ("[]", "is no JSON object")):
+    twice = json.dumps(ROW)[:-1] + ', "rollout": 7}'
+    deep = '{"rollout": ' + "[" * 100_000
+    for line, message in (("{", "is not JSON"), ("[]", "is no JSON object"), (deep, "is not JSON"),
+                          (twice, "rollout: is given twice")):  # fmt: skip
         with pytest.raises(TraceError, match=f":3: {message}"):
             parse_trace(lines_of(ROW, line))
     with pytest.raises(TraceError, match=":3: has 2 cells for 4 columns"):
