@@ -1,15 +1,18 @@
 """The exact optimum: three solvers and brute force agree, and no greedy policy is below it."""
 
 import importlib.util
+import itertools
 
 import numpy as np
 import pytest
-from scheduling import pools
+from scheduling import pools, random_job
 
 from weave_scheduler.benchmarks.workload import table6_jobs
 from weave_scheduler.exact import Instance, by_cpsat, by_milp, by_subsets, feasible_groups
 from weave_scheduler.exact.jobs import instance_of
+from weave_scheduler.model import Group, Member, Placement
 from weave_scheduler.policies import Cluster, PaperPolicy, Settings, WeavePolicy
+from weave_scheduler.policies.admission import judge
 
 pytest.importorskip("scipy")
 
@@ -22,7 +25,8 @@ def random_instance(jobs, seed, degrees=(1,), max_group=5, room=2000):
     return Instance(
         rollout_s=rollout,
         train_s=train[:, None] * scale,
-        solo_s=rollout[:, None] + train[:, None] * scale,
+        rollout_switch_s=np.zeros(jobs),
+        train_switch_s=np.zeros(jobs),
         limit_s=generator.uniform(1, 2.5, jobs) * (rollout + train),
         rollout_bytes=generator.uniform(200, 700, jobs),
         train_bytes=generator.uniform(200, 700, jobs)[:, None] * scale,
@@ -59,7 +63,7 @@ def price_of(instance, group):
             len(group) > instance.max_group
             or sum(instance.train_s[job, place] for job in group) > limit
             or sum(instance.train_bytes[job, place] for job in group) > instance.train_memory
-            or any(instance.solo_s[job, place] > limit for job in group)
+            or any(instance.rollout_s[job] + instance.train_s[job, place] > limit for job in group)
         ):
             continue
         for nodes in partitions(len(group)):
@@ -144,6 +148,29 @@ def test_greedy_is_never_below_the_optimum(seed, kind):
     least = by_subsets(feasible_groups(instance_of(jobs, pools(), settings)), 12).price
     assert cluster.cost_per_h >= least * (1 - 1e-9)
     assert cluster.cost_per_h <= sum(57.04 for _ in jobs) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_are_those_that_strict_order_admits_switches_included(seed):
+    """Nothing is paid on a node that a job has to itself, nor by a job alone."""
+    generator = np.random.default_rng(seed)
+    jobs = [random_job(f"j{at}", generator, most_nodes=1) for at in range(6)]
+    settings = Settings(intra="strict", max_group=4)
+    columns = feasible_groups(instance_of(jobs, pools(memory=10**15), settings))
+    found = {columns.group(at): int(columns.rollout_nodes[at]) for at in range(len(columns))}
+    for size in range(1, 5):
+        for group in itertools.combinations(range(6), size):
+            fewest = [len(nodes) for nodes in partitions(size) if admitted(jobs, group, nodes)]
+            assert found.get(group) == min(fewest, default=None), group
+
+
+def admitted(jobs, group, nodes):
+    members = tuple(
+        Member(jobs[group[at]], Placement((node,), (0,)))
+        for node, inside in enumerate(nodes)
+        for at in inside
+    )
+    return judge(Group(members, tuple(range(len(nodes))), (0,)), Settings(intra="strict")).admitted
 
 
 def test_what_it_cannot_do_is_refused():

@@ -128,6 +128,29 @@ def test_torch_is_imported_late() -> None:
             assert name.split(".")[0] not in ("torch", "reasoning_gym", "cupy"), path
 
 
+def test_compiled_code_calls_no_compiled_code_of_another_file() -> None:
+    """Numba's cache would go on with what that file contained before it was changed."""
+    for path in (ROOT / "scheduler").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        foreign = {
+            name.asname or name.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weave_")
+            for name in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and "njit" in "".join(
+                ast.unparse(one) for one in node.decorator_list
+            ):
+                names = {
+                    one.id
+                    for statement in node.body
+                    for one in ast.walk(statement)
+                    if isinstance(one, ast.Name)
+                }
+                assert not names & foreign, f"{path}: {node.name}: {names & foreign}"
+
+
 def test_files_and_functions_stay_short() -> None:
     for path in tracked("*.py", "*.cpp", "*.hpp"):
         lines = path.read_text().splitlines()

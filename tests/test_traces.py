@@ -140,6 +140,12 @@ WRONG_ROWS = [
     ({"rollout": {"law": "empirical", "values_s": [1, -2]}}, "rollout.values_s.1: -2"),
     ({"rollout": {"law": "empirical", "values_s": [1, 9], "limit_s": 5}}, "rollout: limit_s: 5"),
     ({"train_host_bytes": 2 * 10**12}, "train_host_bytes: needs 2000000000000 on a node"),
+    ({"arrival_s": 1.8e18}, "arrival_s: 1.8e+18 is out of range; allowed: at least 0, up to 1e12"),
+    ({"rollout": 10**400}, "rollout: 1000"),
+    ({"iterations": 10**400}, "iterations: 1000"),
+    ({"rollout_host_bytes": 10**400}, "rollout_host_bytes: 1000"),
+    ({"rollout_nodes": 30_000_000}, "job a: rollout_nodes: 30000000 is out of range"),
+    ({"rollout_pins": [10**9]}, "job a: rollout_pins: 1000000000 is out of range"),
     ({"arrival": "yesterday"}, "arrival: 'yesterday' is no time"),
     ({"arrival": "2026-01-01", "arrival_s": 0}, "arrival: stands beside arrival_s"),
 ]
@@ -170,7 +176,10 @@ def test_ids_zones_and_order_are_checked_between_rows():
 
 
 def test_broken_lines_are_named():
-    for line, message in (("{", "is not JSON"), ("[]", "is no JSON object")):
+    twice = json.dumps(ROW)[:-1] + ', "rollout": 7}'
+    deep = '{"rollout": ' + "[" * 100_000
+    for line, message in (("{", "is not JSON"), ("[]", "is no JSON object"), (deep, "is not JSON"),
+                          (twice, "rollout: is given twice")):  # fmt: skip
         with pytest.raises(TraceError, match=f":3: {message}"):
             parse_trace(lines_of(ROW, line))
     with pytest.raises(TraceError, match=":3: has 2 cells for 4 columns"):

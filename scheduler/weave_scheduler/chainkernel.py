@@ -25,9 +25,10 @@ _WAITS, _HOLDS, _LAGS = 0, 1, 2  # in its queues, on its nodes, or done with the
 @numba.njit(cache=True)
 def run_chains(
     order: Ints, base: Ints, nodes: Ints, fore: Floats, back: Floats,
-    hold: Floats, done: Floats, ends: Floats,
+    hold: Floats, done: Floats, ends: Floats, freed: Floats,
 ) -> None:  # fmt: skip
-    """Fill ``ends`` [job, iteration, replication].
+    """Fill ``ends`` [job, iteration, replication], and ``freed`` [step, iteration, replication] as
+    far as it goes.
 
     ``base`` is the first step of each job and the number of all, ``nodes`` a bit set per step,
     ``fore`` and ``back`` [node, job before, step] what a switch costs, ``hold`` and ``done``
@@ -37,14 +38,15 @@ def run_chains(
     first, which = _lists(nodes, fore.shape[0] if costs else 0)
     for rep in range(hold.shape[0]):
         _replication(
-            order, base, nodes, first, which, fore, back, hold[rep], done[rep], ends[:, :, rep]
-        )
+            order, base, nodes, first, which, fore, back, hold[rep], done[rep], ends[:, :, rep],
+            freed[:, :, rep],
+        )  # fmt: skip
 
 
 @numba.njit(cache=True)
 def _replication(
     order: Ints, base: Ints, nodes: Ints, first: Ints, which: Ints, fore: Floats, back: Floats,
-    hold: Floats, done: Floats, ends: Floats,
+    hold: Floats, done: Floats, ends: Floats, freed: Floats,
 ) -> None:  # fmt: skip
     """From the first requests until every job has done its iterations."""
     jobs, count, drawn = len(base) - 1, ends.shape[1], hold.shape[1]
@@ -78,6 +80,8 @@ def _replication(
         now = at[job]
         if does[job] == _HOLDS:
             held &= ~nodes[step[job]]
+            if turn[job] < freed.shape[1]:
+                freed[step[job], turn[job]] = now
             draw = turn[job] % drawn
             lag = done[step[job], draw] - hold[step[job], draw]
             if lag > 0.0:

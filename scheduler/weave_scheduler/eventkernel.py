@@ -7,7 +7,7 @@ it equal to them, event for event. One group per call; every replication has its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numba
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weave_scheduler.chainkernel import run_chains
-from weave_scheduler.groupmath import Turn
+from weave_scheduler.groupmath import Turn, node_numbers
 from weave_scheduler.model import Intra, PairCost
 
-__all__ = ["event_ends"]
+__all__ = ["event_ends", "step_frees"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -73,25 +73,60 @@ def event_ends(
 
     ``hold`` and ``done`` are [step, iteration, replication] as in ``recursion``; jobs go on, with
     their draws from the first one again, until all have done that many iterations (default: as
-    many as drawn). Raises ValueError for ``strict`` and for more than 62 nodes.
+    many as drawn). Raises ValueError for ``strict`` and for more than 62 kinds of
+    nodes (``node_numbers``).
     """
+    count = hold.shape[1] if iterations is None else iterations
+    ends = np.zeros((len(turns), count, hold.shape[2]))
+    steps = sum(len(turn.steps) for turn in turns)
+    _fill(turns, intra, hold, done, order, pairs, ends, np.empty((steps, 0, hold.shape[2])))
+    return ends
+
+
+def step_frees(
+    turns: Sequence[Turn],
+    intra: Intra,
+    hold: Floats,
+    done: Floats,
+    *,
+    order: Sequence[int] | None = None,
+    pairs: Sequence[PairCost] = (),
+    rounds: int,
+    most: int,
+) -> Floats:
+    """When each step's nodes were free again [step, iteration, replication], in seconds, until all
+    jobs have done ``rounds`` iterations; the first ``most`` of each, NaN beyond what it did."""
+    freed = np.full((sum(len(turn.steps) for turn in turns), most, hold.shape[2]), np.nan)
+    ends = np.zeros((len(turns), rounds, hold.shape[2]))
+    _fill(turns, intra, hold, done, order, pairs, ends, freed)
+    return freed
+
+
+def _fill(
+    turns: Sequence[Turn],
+    intra: Intra,
+    hold: Floats,
+    done: Floats,
+    order: Sequence[int] | None,
+    pairs: Sequence[PairCost],
+    ends: Floats,
+    freed: Floats,
+) -> None:
     if intra == "strict":
         raise ValueError("strict has no queues; use weave_scheduler.recursion")
-    nodes = sorted({node for turn in turns for step in turn.steps for node in step.nodes})
+    bit = node_numbers(turns)
+    nodes = list({at: node for node, at in bit.items()}.values())  # one for all that are alike
     if len(nodes) > _NODES_MAX:
-        raise ValueError(f"{len(nodes)} nodes in one group; allowed: {_NODES_MAX}")
-    bit = {node: at for at, node in enumerate(nodes)}
+        raise ValueError(f"{len(nodes)} kinds of nodes in one group; allowed: {_NODES_MAX}")
     steps = [step for turn in turns for step in turn.steps]
     chosen = np.array(range(len(turns)) if order is None else order, np.int64)
     base = np.cumsum([0] + [len(turn.steps) for turn in turns]).astype(np.int64)
-    count = hold.shape[1] if iterations is None else iterations
-    ends = np.zeros((len(turns), count, hold.shape[2]))
     fore, back = _costs(turns, nodes, pairs)
     shape = _Shape(
         chosen,
         base,
         np.array([job for job, turn in enumerate(turns) for _ in turn.steps], np.int64),
-        np.array([sum(1 << bit[node] for node in step.nodes) for step in steps], np.int64),
+        np.array([_bits({bit[node] for node in step.nodes}) for step in steps], np.int64),
         np.array([sum(1 << at for at in step.after) for step in steps], np.int64),
         fore,
         back,
@@ -101,10 +136,13 @@ def event_ends(
     held = np.ascontiguousarray(hold.transpose(by_replication))
     over = held if done is hold else np.ascontiguousarray(done.transpose(by_replication))
     if intra == "fifo" and all(_is_chain(turn) for turn in turns):
-        run_chains(chosen, base, shape.nodes, fore, back, held, over, ends)
+        run_chains(chosen, base, shape.nodes, fore, back, held, over, ends, freed)
     else:
-        _run(shape, held, over, ends)
-    return ends
+        _run(shape, held, over, ends, freed)
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    return sum(1 << at for at in numbers)
 
 
 def _is_chain(turn: Turn) -> bool:
@@ -130,7 +168,7 @@ def _costs(
 
 
 @numba.njit(cache=True)
-def _run(shape: _Shape, hold: Floats, done: Floats, ends: Floats) -> None:
+def _run(shape: _Shape, hold: Floats, done: Floats, ends: Floats, freed: Floats) -> None:
     steps, jobs, nodes = len(shape.nodes), len(shape.base) - 1, shape.fore.shape[0]
     for rep in range(hold.shape[0]):
         state = _State(
@@ -146,11 +184,13 @@ def _run(shape: _Shape, hold: Floats, done: Floats, ends: Floats) -> None:
             np.full(nodes, -1),
             np.zeros(nodes),
         )
-        _replication(shape, state, hold[rep], done[rep], ends[:, :, rep])
+        _replication(shape, state, hold[rep], done[rep], ends[:, :, rep], freed[:, :, rep])
 
 
 @numba.njit(cache=True)
-def _replication(shape: _Shape, state: _State, hold: Floats, done: Floats, ends: Floats) -> None:
+def _replication(
+    shape: _Shape, state: _State, hold: Floats, done: Floats, ends: Floats, freed: Floats
+) -> None:
     """From the first requests until every job has done its iterations."""
     jobs, count, drawn = len(shape.base) - 1, ends.shape[1], hold.shape[1]
     for job in shape.order:
@@ -163,6 +203,8 @@ def _replication(shape: _Shape, state: _State, hold: Floats, done: Floats, ends:
         lag = done[step, draw] - hold[step, draw]
         state.kind[step] = 0
         if was == _FREES:
+            if state.iteration[job] < freed.shape[1]:
+                freed[step, state.iteration[job]] = now
             state.counts[_HELD] &= ~shape.nodes[step]
             _grant(shape, state, now, hold)
             if lag > 0.0:

@@ -27,6 +27,7 @@ __all__ = [
     "closed_form",
     "longest_phases",
     "mean_phases",
+    "node_numbers",
     "scale_of",
     "turn_of",
     "turns_of",
@@ -175,6 +176,21 @@ def scale_of(group: Group, member: Member, phase: Phase) -> float:
         ]
         scale /= 1 - max(kept, default=0.0)
     return scale
+
+
+def node_numbers(turns: Sequence[Turn]) -> dict[str, int]:
+    """A number per node, from 0 in order of names; one in common for nodes of a pool that the same
+    steps hold, for what happens on one of them happens on all."""
+    users: dict[str, list[tuple[int, int]]] = {}
+    for job, turn in enumerate(turns):
+        for at, step in enumerate(turn.steps):
+            for node in step.nodes:
+                users.setdefault(node, []).append((job, at))
+    known: dict[tuple[str, tuple[tuple[int, int], ...]], int] = {}
+    return {
+        node: known.setdefault((node.partition(":")[0], tuple(users[node])), len(known))
+        for node in sorted(users)
+    }
 
 
 def why_not_closed(

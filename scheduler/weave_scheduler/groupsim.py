@@ -6,6 +6,7 @@ Numbers may be int, Fraction or float; ``weave_scheduler.groupdriver`` has the c
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from weave_scheduler.eventkernel import event_ends
+from weave_scheduler.eventkernel import step_frees
 from weave_scheduler.groupdriver import Agenda, GroupDriver, Ran
 from weave_scheduler.groupmath import Number, Turn
 from weave_scheduler.intra import state_for
@@ -96,29 +97,60 @@ def simulated_iterations(
 ) -> tuple[Number, ...]:
     """The long-run mean iteration seconds of each job under that policy, all durations fixed.
 
-    Strict: the period, exactly. Else ``iterations`` rounds of the slowest job are run; where a
-    job's iteration times repeat it is the mean of one repetition, else that of the second half.
+    Strict: the period, exactly. Else ``iterations`` (3 or more) rounds of the slowest job are run;
+    where the ends of all steps repeat together it is the mean over one repetition, else that of the
+    second half. One job's ends alone may repeat for long between two meetings with another one.
     """
     if intra == "strict":
         return (strict_period(turns, order, pairs),) * len(turns)
     steps = [step for turn in turns for step in turn.steps]
     hold = np.array([[[float(step.seconds)]] for step in steps])
     done = np.array([[[float(step.seconds + step.lag)]] for step in steps])
-    ends = event_ends(turns, intra, hold, done, order=order, pairs=pairs, iterations=iterations)[
-        :, :, 0
-    ]
-    return tuple(_settled_mean(np.diff(own)) for own in ends)
+    most = iterations
+    while True:
+        most *= 4
+        freed = step_frees(
+            turns, intra, hold, done, order=order, pairs=pairs, rounds=iterations, most=most
+        )[:, :, 0]
+        if np.isnan(freed[:, -1]).all():  # so there was room for all that anybody did
+            break
+    ends = [own[~np.isnan(own)] for own in freed]
+    means = _repeated_means(ends) or _late_means(ends)
+    first = np.cumsum([0, *(len(turn.steps) for turn in turns)])
+    return tuple(means[at] for at in first[:-1])
 
 
-def _settled_mean(seconds: NDArray[np.float64]) -> float:
-    """Mean of the last repetition of a series that repeats, else of its second half."""
-    count = len(seconds)
-    near = 1e-9 * float(seconds.max(initial=0.0))
-    for length in range(1, count // 4 + 1):
-        last = seconds[count - 3 * length :]
-        if np.abs(last[length:] - last[:-length]).max() <= near:
-            return float(seconds[count - length :].mean())
-    return float(seconds[count // 2 :].mean())
+def _repeated_means(ends: Sequence[NDArray[np.float64]]) -> list[float]:
+    """Per step, the mean time between its ends in the last repetition of all; empty: there is none.
+
+    When a step was asked for and who held which node follows from the ends of all steps in a span
+    in which each ended; so where two such spans are the same, the future is the past again.
+    """
+    marks = min(ends, key=len)[:-1]  # at the very last end others may be about to end
+    last = len(marks) - 1
+    near = 1e-9 * float(marks[last])
+    for length in range(1, last // 2 + 1):
+        edges = [float(marks[last - times * length]) for times in range(3)]
+        now, before = (
+            [own[(own > since + near) & (own <= until + near)] - since for own in ends]
+            for until, since in itertools.pairwise(edges)
+        )
+        if all(_near(one, other, near) for one, other in zip(now, before, strict=True)):
+            return [(edges[0] - edges[1]) / len(own) for own in now]
+    return []
+
+
+def _late_means(ends: Sequence[NDArray[np.float64]]) -> list[float]:
+    half = float(min(ends, key=len)[-1]) / 2
+    means = []
+    for own in ends:
+        late = own[own >= half] if (own >= half).sum() > 1 else own
+        means.append(float(late[-1] - late[0]) / (len(late) - 1))
+    return means
+
+
+def _near(one: NDArray[np.float64], other: NDArray[np.float64], near: float) -> bool:
+    return 0 < len(one) == len(other) and bool(np.abs(one - other).max() <= near)
 
 
 def _by_iteration(turns: Sequence[Turn] | Sequence[Sequence[Turn]]) -> list[Sequence[Turn]]:

@@ -40,6 +40,9 @@ __all__ = [
 
 Intra = Literal["fifo", "strict", "barrier"]
 
+_MOST_NODES = 4096  # of one job; candidates and placements list every node
+_LAST_NODE = 65535  # all ids below a pinned one are kept in a list
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:
@@ -209,8 +212,11 @@ class JobModel:
         if self.slo is not None:
             check_number(self.slo, f"{at}: slo", 1)
         check_number(self.arrival_s, f"{at}: arrival_s")
-        for field in ("iterations", "rollout_nodes", "train_nodes"):
-            check_number(getattr(self, field), f"{at}: {field}", 1)
+        check_number(self.iterations, f"{at}: iterations", 1)
+        for pool in POOLS:
+            check_number(self.nodes(pool), f"{at}: {pool}_nodes", 1, _MOST_NODES)
+            for node in self.pins(pool):
+                check_number(node, f"{at}: {pool}_pins", 0, _LAST_NODE)
         check_unique((phase.name for phase in self.phases), f"{at}: phases")
         check_unique((degree.nodes for degree in self.degrees), f"{at}: degrees")
         seen: set[str] = set()

@@ -149,7 +149,8 @@ def group_record(
     order = verdict.order if verdict.order is not None else resident.order
     mean_turns = turns_of(group, mean_phases)
     means: list[float | None] = [None] * len(mean_turns)  # absent where that cannot be simulated
-    if settings.intra != "fifo" or laps(mean_turns) <= MOST_LAPS:
+    simulated = settings.intra != "fifo" or laps(mean_turns) <= MOST_LAPS
+    if simulated:
         found = simulated_iterations(mean_turns, settings.intra, order=order)
         means = [float(one) for one in found]
     turns = turns_of(group, longest_phases) if settings.mode == "worst-case" else mean_turns
@@ -168,7 +169,7 @@ def group_record(
         "bubbles": _bubbles(group, turns, iterations),
         "memory": _memory(group, pools),
     }
-    if pairs:
+    if pairs and simulated:
         switched = simulated_iterations(mean_turns, settings.intra, order=order, pairs=pairs)
         for one, seconds in zip(record["members"], switched, strict=True):
             one["iteration_switched_s"] = float(seconds)

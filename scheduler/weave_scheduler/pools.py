@@ -21,10 +21,11 @@ def node_name(pool: str, node: int) -> str:
     return f"{pool}:{node}"
 
 
-def check_number(value: float, field: str, least: float = 0.0) -> None:
-    """Raise ValueError unless ``value`` is finite and at least ``least``."""
-    if not (math.isfinite(value) and value >= least):
-        raise ValueError(f"{field}: {value!r} is out of range; allowed: {least:g} or more")
+def check_number(value: float, field: str, least: float = 0.0, most: float = float("inf")) -> None:
+    """Raise ValueError unless ``value`` is finite and from ``least`` to ``most``."""
+    if not (math.isfinite(value) and least <= value <= most):
+        allowed = f"{least:g} or more" if math.isinf(most) else f"{least:g} to {most:g}"
+        raise ValueError(f"{field}: {value!r} is out of range; allowed: {allowed}")
 
 
 def check_unique(values: Iterable[object], field: str) -> None:

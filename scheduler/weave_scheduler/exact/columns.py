@@ -3,7 +3,8 @@
 A group with a training pool of d nodes is feasible when every training fits into the shortest
 limit P = min_k SLO_k solo_k, every job alone does, and the rollouts fit into rollout nodes of P
 seconds and of the node's memory (the closed form of the period, so the optimum is that of strict
-order and of worst-case durations). Its price is that of d training nodes and of the fewest rollout
+order and of worst-case durations). A switch is paid in a training where there are others, and in a
+rollout on a node that others use. Its price is that of d training nodes and of the fewest rollout
 nodes, found by enumeration: at most 52 ways at five jobs. A part of a feasible group is feasible,
 so groups are enumerated level by level.
 """
@@ -31,9 +32,9 @@ class Instance:
     """The jobs of one instant as arrays: a row a job, a column a size of the training pool.
 
     Attributes:
-        rollout_s: seconds of one rollout, its switch included.
+        rollout_s: seconds of one rollout.
         train_s: seconds of one training on ``degrees[d]`` nodes; inf where not supported.
-        solo_s: seconds of an iteration in a group without waiting, on ``degrees[d]`` nodes.
+        rollout_switch_s, train_switch_s: of bringing the job in, where another one was there.
         limit_s: SLO times the solo iteration at the requested size.
         rollout_bytes, train_bytes: need per node.
         degrees: sizes of training pools, in nodes.
@@ -43,7 +44,8 @@ class Instance:
 
     rollout_s: Floats
     train_s: Floats
-    solo_s: Floats
+    rollout_switch_s: Floats
+    train_switch_s: Floats
     limit_s: Floats
     rollout_bytes: Floats
     train_bytes: Floats
@@ -114,7 +116,8 @@ def _levels(instance: Instance, place: int) -> list[tuple[Integers, Integers]]:
     table = (
         instance.rollout_s,
         np.ascontiguousarray(instance.train_s[:, place]),
-        np.ascontiguousarray(instance.solo_s[:, place]),
+        instance.rollout_switch_s,
+        instance.train_switch_s,
         instance.limit_s,
         instance.rollout_bytes,
         np.ascontiguousarray(instance.train_bytes[:, place]),
@@ -138,40 +141,48 @@ def _levels(instance: Instance, place: int) -> list[tuple[Integers, Integers]]:
 
 @njit(cache=True)
 def _extend(
-    level: Any, members: Any, nodes: Any, rollout_s: Any, train_s: Any, solo_s: Any,
-    limit_s: Any, rollout_bytes: Any, train_bytes: Any, rollout_memory: Any, train_memory: Any,
+    level: Any, members: Any, nodes: Any, rollout_s: Any, train_s: Any, rollout_switch_s: Any,
+    train_switch_s: Any, limit_s: Any, rollout_bytes: Any, train_bytes: Any, rollout_memory: Any,
+    train_memory: Any,
 ) -> int:  # fmt: skip
     """Groups of ``level`` with one later job more; written where there is room, and counted."""
     size = level.shape[1] + 1
     group = np.empty(size, dtype=np.int64)
+    shared = np.empty(size)  # a rollout with its switch; inf where the job must not pay that
     count = 0
     for row in range(level.shape[0]):
         group[: size - 1] = level[row]
         for job in range(group[size - 2] + 1 if size > 1 else 0, len(limit_s)):
             group[size - 1] = job
             limit = np.inf
-            trained = 0.0
-            stored = 0.0
             for one in group:
                 limit = min(limit, limit_s[one])
-                trained += train_s[one]
-                stored += train_bytes[one]
             limit *= 1 + ROOM
-            fits = trained <= limit and stored <= train_memory
-            for one in group:
-                fits = fits and solo_s[one] <= limit and rollout_bytes[one] <= rollout_memory
-            if not fits:
+            trained = 0.0
+            stored = 0.0
+            fits = True
+            for at in range(size):
+                one = group[at]
+                spent = train_s[one] + (train_switch_s[one] if size > 1 else 0.0)
+                trained += spent
+                stored += train_bytes[one]
+                fits = fits and rollout_s[one] + spent <= limit
+                fits = fits and rollout_bytes[one] <= rollout_memory
+                switched = rollout_s[one] + rollout_switch_s[one]
+                shared[at] = switched if switched + spent <= limit else np.inf
+            if not fits or trained > limit or stored > train_memory:
                 continue
             if count < len(nodes):
                 members[count] = group
-                nodes[count] = _fewest_nodes(group, rollout_s, rollout_bytes, limit, rollout_memory)
+                nodes[count] = _fewest_nodes(group, shared, rollout_bytes, limit, rollout_memory)
             count += 1
     return count
 
 
 @njit(cache=True)
-def _fewest_nodes(group: Any, rollout_s: Any, rollout_bytes: Any, limit: Any, memory: Any) -> int:
-    """The fewest nodes for the rollouts, by restricted growth; pre: each fits a node alone."""
+def _fewest_nodes(group: Any, shared: Any, rollout_bytes: Any, limit: Any, memory: Any) -> int:
+    """The fewest nodes for the rollouts, by restricted growth; pre: each fits a node alone.
+    ``shared``: seconds of each on a node that it shares."""
     size = len(group)
     best = size
     node_of = np.zeros(size, dtype=np.int64)
@@ -188,13 +199,13 @@ def _fewest_nodes(group: Any, rollout_s: Any, rollout_bytes: Any, limit: Any, me
             continue
         one = group[depth]
         if node < used[depth] and (
-            load[depth, node] + rollout_s[one] > limit
+            load[depth, node] + shared[depth] > limit
             or stored[depth, node] + rollout_bytes[one] > memory
         ):
             continue
         load[depth + 1] = load[depth]
         stored[depth + 1] = stored[depth]
-        load[depth + 1, node] += rollout_s[one]
+        load[depth + 1, node] += shared[depth]
         stored[depth + 1, node] += rollout_bytes[one]
         used[depth + 1] = max(used[depth], node + 1)
         if used[depth + 1] >= best and depth + 1 < size:

@@ -19,12 +19,11 @@ __all__ = ["instance_of"]
 def instance_of(
     jobs: Sequence[JobModel], pools: Mapping[str, PoolModel], settings: Settings
 ) -> Instance:
-    """Worst-case durations; switches count as if the job shared every node, so that groups of one
-    job are a little dearer in time than they are. Raises ValueError for jobs of several rollout
-    nodes or of another kind than one rollout and one training."""
+    """Worst-case durations. Raises ValueError for jobs of several rollout nodes or of another kind
+    than one rollout and one training."""
     degrees = sorted({degree for job in jobs for degree in job.supported()})
     shape = (len(jobs), len(degrees))
-    train, solo, stored = np.full(shape, np.inf), np.full(shape, np.inf), np.zeros(shape)
+    train, stored = np.full(shape, np.inf), np.zeros(shape)
     rollout = np.zeros(len(jobs))
     for row, job in enumerate(jobs):
         if job.rollout_nodes != 1:
@@ -39,14 +38,14 @@ def instance_of(
             times = common_times(member, settings)
             if times is None:
                 raise ValueError(f"job {job.name}: its iteration is not a rollout and a training")
-            rollout[row] = times[0] + times[1]
-            train[row, column] = times[2] + times[3]
-            solo[row, column] = times[0] + times[2]
+            rollout[row] = times[0]
+            train[row, column] = times[2]
             stored[row, column] = host_bytes(job, "train", degree)
     return Instance(
         rollout_s=rollout,
         train_s=train,
-        solo_s=solo,
+        rollout_switch_s=np.array([job.switch_rollout.foreground_s for job in jobs]),
+        train_switch_s=np.array([job.switch_train.foreground_s for job in jobs]),
         limit_s=np.array([limit_s(job, settings) for job in jobs]),
         rollout_bytes=np.array(
             [float(host_bytes(job, "rollout", job.train_nodes)) for job in jobs]

@@ -24,6 +24,7 @@ from weave_scheduler.groupmath import (
     closed_form,
     longest_phases,
     mean_phases,
+    node_numbers,
     turns_of,
     why_not_closed,
 )
@@ -31,9 +32,13 @@ from weave_scheduler.groupsim import simulated_iterations
 from weave_scheduler.laws import Constant
 from weave_scheduler.model import Group, JobModel
 from weave_scheduler.montecarlo import group_slowdowns, quantile_bound
-from weave_scheduler.policies.components import fifo_lower_bounds, fifo_upper_bounds
+from weave_scheduler.policies.components import (
+    components,
+    fifo_lower_bounds,
+    fifo_upper_bounds,
+)
 from weave_scheduler.policies.decision import Verdict
-from weave_scheduler.policies.quick import MOST_LAPS
+from weave_scheduler.policies.quick import MOST_LAPS, MOST_NODES, fifo_iterations
 from weave_scheduler.policies.settings import Settings
 from weave_scheduler.strictorder import best_order, strict_period
 
@@ -93,14 +98,36 @@ def _judge_open(
         return _judge_order(group, turns, settings, order)
     if settings.intra == "fifo" and laps(turns) > MOST_LAPS:
         return _judge_uneven(group, turns, settings)
-    means = [float(one) for one in simulated_iterations(turns, settings.intra, pairs=group.pairs)]
+    means = None if settings.intra != "fifo" or group.pairs else _common_iterations(turns)
+    if means is None:
+        found = simulated_iterations(turns, settings.intra, pairs=group.pairs)
+        means = [float(one) for one in found]
     return _verdict(group, settings, means, "simulation")
 
 
+def _common_iterations(turns: Sequence[Turn]) -> list[float] | None:
+    """Long-run means of common jobs by the same compiled form as in the table of groups, so that
+    what is explained is what was decided; None where there are other jobs."""
+    number = node_numbers(turns)
+    held = [{number[node] for node in turn.steps[0].nodes} for turn in turns]
+    behind = any(step.background for turn in turns for step in turn.steps)
+    if components(turns) is None or behind or max(map(max, held)) >= MOST_NODES:
+        return None
+    times = np.array([
+        [float(part) for step in turn.steps for part in (step.seconds, step.foreground)]
+        for turn in turns
+    ])  # fmt: skip
+    mask = np.array([sum(1 << at for at in own) for own in held])
+    means = np.zeros(len(turns))
+    fifo_iterations(times, mask, means)
+    return [float(one) for one in means]
+
+
 def laps(turns: Sequence[Turn]) -> float:
-    """How many iterations the shortest job can do during one of the longest, both alone."""
-    alone = [float(turn.solo) for turn in turns]
-    return max(alone) / min(alone)
+    """How many iterations the quickest job can do during one of the slowest, by their lower bounds:
+    jobs that share a rollout node have one period and never lap each other."""
+    least = fifo_lower_bounds(turns) or [float(turn.solo) for turn in turns]
+    return max(least) / min(least)
 
 
 def _judge_uneven(group: Group, turns: Sequence[Turn], settings: Settings) -> Verdict:

@@ -22,7 +22,8 @@ from weave_scheduler.policies.cluster import Cluster, Resident
 from weave_scheduler.policies.components import component_labels
 from weave_scheduler.policies.decision import Candidate, Verdict
 from weave_scheduler.policies.memory import host_bytes
-from weave_scheduler.policies.scan import REASONS, first_admitted, scan_groups
+from weave_scheduler.policies.quick import MOST_NODES, first_admitted
+from weave_scheduler.policies.scan import REASONS, scan_groups
 from weave_scheduler.policies.settings import Settings
 
 __all__ = ["GroupTable", "Scan", "common_times"]
@@ -143,7 +144,7 @@ class GroupTable:
             settings.equal_memory, not self._summed,
         )  # fmt: skip
         passing = np.zeros((len(rows), _NODES), dtype=np.bool_)
-        reason, longest = scan_groups(rows, table, asked, switches, passing)
+        reason = scan_groups(rows, table, asked, switches, passing)
         price = cluster.pools["rollout"].node.cost_per_h
         new = (
             job.rollout_nodes if not price else min(job.rollout_nodes, limit / price * (1 + 1e-12))
@@ -152,7 +153,7 @@ class GroupTable:
         most = int(new if free is None else min(new, free))
         means = np.zeros(settings.max_group)
         place, added, start, how = first_admitted(
-            rows, table, asked, reason, longest, passing, most,
+            rows, table, asked, reason, passing, most,
             settings.require_unsaturated_after, settings.intra == "fifo", means,
         )  # fmt: skip
         counts = np.bincount(reason, minlength=len(REASONS)).tolist()
@@ -202,6 +203,7 @@ class GroupTable:
         times = np.full((most + 1, 4), np.nan)
         memory = np.zeros((most + 1, 3))
         plain = not (job.rollout_pins or job.train_pins)
+        plain = plain and job.rollout_nodes <= MOST_NODES - _NODES  # else there are too few bits
         for degree in job.supported():
             nodes = Placement(tuple(range(job.rollout_nodes)), tuple(range(degree)))
             known = common_times(Member(job, nodes), settings)

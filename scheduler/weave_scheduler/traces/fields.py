@@ -10,6 +10,9 @@ from datetime import datetime
 __all__ = ["count", "known", "listed", "number", "shown", "text", "timestamp"]
 
 
+_MOST_NUMBER = 1e12
+
+
 def shown(value: object) -> str:
     """The value for a message, cut to 60 characters."""
     found = repr(value)
@@ -19,25 +22,28 @@ def shown(value: object) -> str:
 def number(
     value: object, field: str, *, least: float | None = None, above: float | None = None
 ) -> float:
-    """A finite number, at least ``least`` or more than ``above``."""
+    """A finite number, at least ``least`` or more than ``above``, and at most 10^12: beyond that a
+    clock in seconds is too coarse for phases."""
     allowed = f"at least {least:g}" if least is not None else f"more than {above or 0:g}"
     if value is None:
         raise ValueError(f"{field}: is missing; give a number, {allowed}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{field}: {shown(value)} is not a number; allowed: {allowed}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{field}: {value} is not finite; allowed: {allowed}")
+    if value > _MOST_NUMBER:
+        raise ValueError(f"{field}: {shown(value)} is out of range; allowed: {allowed}, up to 1e12")
     if (least is not None and value < least) or (above is not None and value <= above):
         raise ValueError(f"{field}: {shown(value)} is out of range; allowed: {allowed}")
     return float(value)
 
 
-def count(value: object, field: str, least: int = 1) -> int:
-    """A whole number, at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        what = "is missing" if value is None else f"{shown(value)} is out of range"
-        raise ValueError(f"{field}: {what}; allowed: a whole number, at least {least}")
-    return value
+def count(value: object, field: str, least: int = 1, most: int = 2**62) -> int:
+    """A whole number, at least ``least``; sums of at most 2^62 stay far from what floats hold."""
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    what = "is missing" if value is None else f"{shown(value)} is out of range"
+    raise ValueError(f"{field}: {what}; allowed: a whole number, {least} to {most:g}")
 
 
 def text(value: object, field: str) -> str:

@@ -50,7 +50,7 @@ def job_from_data(row: Mapping[str, object]) -> JobModel:
         switch_rollout=_switch(row, "rollout"),
         switch_train=_switch(row, "train"),
         restart=restart,
-        seed=count(row.get("seed", 0), "seed", 0),
+        seed=count(row.get("seed", 0), "seed", 0, 2**64 - 1),
     )
 
 

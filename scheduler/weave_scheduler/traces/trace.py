@@ -204,10 +204,24 @@ def _rows(lines: Iterator[str], file: str) -> Iterator[tuple[int, dict[str, obje
 
 def _json_row(line: str) -> dict[str, object] | str:
     try:
-        row = json.loads(line)
-    except ValueError as error:
+        row = json.loads(line, object_pairs_hook=_once)
+    except _Twice as twice:
+        return f"{twice}: is given twice"
+    except (ValueError, RecursionError) as error:
         return f"is not JSON: {error}"
     return row if isinstance(row, dict) else "is no JSON object"
+
+
+class _Twice(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return row
 
 
 def _cell(cell: str) -> object:
