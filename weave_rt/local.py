@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,9 +237,13 @@ class LocalRuntime:
         clock = self._devices[devices[0]]
         now = clock.now_ns()
         ticket = self.permits.request(job, phase, devices)
-        if not ticket.told.done():
-            for name in devices:
-                self._ahead.queued(name, job)
+        try:
+            if not ticket.told.done():
+                for name in devices:
+                    self._ahead.queued(name, job)
+        except BaseException:  # nobody else knows of the ticket
+            self.permits.withdraw(ticket)
+            raise
         return Grant(job, phase, step, ticket, now, clock)
 
     def waited(self, grant: Grant, ok: bool) -> None:
@@ -269,6 +274,7 @@ class LocalRuntime:
         before was released, so the core takes what it needs from any of them."""
         device = self._devices[name]
         start = device.now_ns()
+        grant.tenants.append(tenant)  # first: Ctrl-C in the switch is raised when it is in
         try:
             with naming_tensors():
                 report = tenant.core.resume(self.drain_timeout_s)
@@ -277,7 +283,6 @@ class LocalRuntime:
             raise
         finally:
             tenant.update_guards()
-        grant.tenants.append(tenant)
         grant.reports.append(report)
         self._observe(grant, "switch", start, device.now_ns(), (name,), dict(report.as_dict()))
 
@@ -308,19 +313,25 @@ class LocalRuntime:
             device.close()
 
     def _release(self, grant: Grant, ok: bool = True) -> Exception | None:
-        failure: Exception | None = None
+        """Each step is made, also where Ctrl-C ends the one before."""
+        failures: list[Exception | None] = []
+        with ExitStack() as steps:
+            steps.callback(self.permits.release, grant.ticket)
+            steps.callback(self._concluded, grant, ok, failures)
+            for tenant in reversed(grant.tenants):
+                steps.callback(lambda one: failures.append(quietly(one, one.release)), tenant)
+        return next((failure for failure in reversed(failures) if failure is not None), None)
+
+    def _concluded(self, grant: Grant, ok: bool, failures: list[Exception | None]) -> None:
+        """The tenants are released, the permit is not: measure, tell, plan."""
         try:
-            for tenant in grant.tenants:
-                failure = quietly(tenant, tenant.release) or failure
-            failure = self._measure(grant) or failure
+            failures.append(self._measure(grant))
             if grant.started_ns:
                 now = grant.clock.now_ns()
                 self._observe(grant, "phase", grant.started_ns, now, ok=ok)
                 self._replan(grant, (now - grant.started_ns) / 1e9)
         finally:
             grant.tenants, grant.started_ns = [], 0
-            self.permits.release(grant.ticket)
-        return failure
 
     def _measure(self, grant: Grant) -> Exception | None:
         failure: Exception | None = None
