@@ -172,6 +172,19 @@ def test_max_staleness(join: Callable[..., Job]) -> None:
         enter(job, "rollout")
 
 
+def test_a_phase_inside_one_of_its_own_name_is_one_phase(
+    join: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = join(max_staleness=1)
+    models(job)
+    timed: list[str] = []
+    monkeypatch.setattr(job, "note_phase", lambda name, elapsed_ns: timed.append(name))
+    with job.phase("train"), job.phase("train"), job.phase("reward"), job.phase("train"):
+        pass
+    assert timed == ["reward", "train"]  # no second is counted twice
+    enter(job, "rollout")  # one version behind, which is allowed
+
+
 def test_without_modules_in_both_pools_versions_are_not_enforced(join: Callable[..., Job]) -> None:
     job = join()
     job.manage("policy", torch.nn.Linear(2, 2), pool="train")

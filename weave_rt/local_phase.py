@@ -250,7 +250,8 @@ class LocalPhase(Phase):
         active.ended = True
         _stack.set(tuple(a for a in stack if not a.ended))
         now_ns = self.job.clock.now_ns()
-        self.job.note_phase(self.name, now_ns - active.entered_ns)
+        if not self.job.is_inside(self.name):  # else the outer one counts these seconds
+            self.job.note_phase(self.name, now_ns - active.entered_ns)
         if not self.needed and not enclosing(self.job):  # else an outer phase is seen already
             job = self.job
             job.runtime.outside(job.job_id, self.name, self.step, active.entered_ns, now_ns, ok)
