@@ -153,6 +153,7 @@ class Job(abc.ABC):
         timeout_s: float | None = None,
         pool: str | Sequence[str] | None = None,
         nested: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> Phase:
         """A phase to enter by `with`, `async with`, or as a decorator. On entry it waits for the
         permit of its pools and brings the job's tenants there in; at the end they are released,
@@ -164,6 +165,10 @@ class Job(abc.ABC):
             timeout_s: for the permit; default `Config.acquire_timeout_s`.
             pool: other pools than the phase's own: ``rollout``, ``train`` or ``both``.
             nested: overrides `Config.nested`.
+            tags: of each tenant only these of its tags come in, by default all: ``["weights"]`` to
+                sync without optimizer and KV cache. A tenant that has none of them stays out.
+                Touching another tag raises NotResident. What else a phase inside this one needs,
+                it brings in, and it stays to the end of this one.
 
         Entering raises PermitTimeout, PhaseNesting, StaleWeights, and what a switch raises
         (ResumeFailed, DrainTimeout, DriverError, TenantFailed); the permit is free then."""

@@ -84,10 +84,6 @@ class Grant:
     def bytes_in(self) -> int:
         return sum(report.bytes_in for report in self.reports)
 
-    @property
-    def bytes_out(self) -> int:
-        return sum(report.bytes_out for report in self.reports)
-
 
 class LocalRuntime:
     """Devices of this process, shared by its jobs.
@@ -251,33 +247,40 @@ class LocalRuntime:
         grant.granted_ns = grant.clock.now_ns()
         self._observe(grant, "wait", grant.requested_ns, grant.granted_ns, ok=ok)
 
-    def begin(self, grant: Grant, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Bring the phase's tenants in, by device name, in the order of the grant.
+    def begin(
+        self, grant: Grant, tenants: Mapping[str, Mapping[Tenant, Sequence[str] | None]]
+    ) -> None:
+        """Bring the phase's tenants in, by device name, in the order of the grant; of each the
+        tags that are named, None for all.
 
         On failure everything that came in is released, the permit passes on, and the exception of
         the core is raised: ResumeFailed, DrainTimeout, DriverError, TenantFailed and others."""
         try:
             for name in grant.devices:
                 self._outside.begins(name, grant.job, grant.phase, grant.step)
-                self._ahead.granted(name, grant.job, grant.phase, tenants.get(name, ()))
-                for tenant in tenants.get(name, ()):
-                    self.bring_in(grant, name, tenant)
+                here = tenants.get(name, {})
+                self._ahead.granted(name, grant.job, grant.phase, tuple(here))
+                for tenant, tags in here.items():
+                    self.bring_in(grant, name, tenant, tags)
             grant.started_ns = grant.clock.now_ns()
             for name in grant.devices:
-                self._ahead.began(name, grant.job, tenants.get(name, ()))
+                self._ahead.began(name, grant.job, tuple(tenants.get(name, ())))
         except BaseException:
             self._release(grant)
             raise
 
-    def bring_in(self, grant: Grant, name: str, tenant: Tenant) -> None:
-        """Bring one tenant in, within a phase that holds the device `name`. Whoever ran there
-        before was released, so the core takes what it needs from any of them."""
+    def bring_in(
+        self, grant: Grant, name: str, tenant: Tenant, tags: Sequence[str] | None = None
+    ) -> None:
+        """Bring one tenant in, or these tags of it, within a phase that holds the device `name`.
+        Whoever ran there before was released, so the core takes what it needs from any of them."""
         device = self._devices[name]
         start = device.now_ns()
-        grant.tenants.append(tenant)  # first: Ctrl-C in the switch is raised when it is in
+        if tenant not in grant.tenants:  # first: Ctrl-C in the switch is raised when it is in
+            grant.tenants.append(tenant)
         try:
             with naming_tensors():
-                report = tenant.core.resume(self.drain_timeout_s)
+                report = tenant.core.resume(self.drain_timeout_s, tags)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
             raise

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from weave_rt.errors import UsageError
 from weave_rt.job import Job
 from weave_rt.phases import NullPhase, Phase, canonical_name, pools_of
-from weave_rt.tenant import check_policies, only_module
+from weave_rt.tags import check_policies, check_tags
+from weave_rt.tenant import only_module
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +230,10 @@ class OffJob(Job):
         timeout_s: float | None = None,
         pool: str | Sequence[str] | None = None,
         nested: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> Phase:
+        pools_of("reward", pool)
+        check_tags(tags)
         return NullPhase(canonical_name(name), step)
 
     def pop_metrics(self) -> dict[str, float]:
