@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,12 @@ def test_aliases_and_unknown_names(join: Callable[..., Job]) -> None:
         assert c.name == "train"
     with pytest.raises(UsageError, match="rolout"):
         job.phase("rolout")
-    with pytest.raises(UsageError, match="pool"):
-        job.phase("train", pool="cpu")
+    wrong: list[dict[str, Any]] = [{"pool": "cpu"}, {"pool": 3}, {"pool": [1]}, {"timeout_s": "5"}]
+    for one in wrong:
+        with pytest.raises(UsageError, match=next(iter(one))):
+            job.phase("train", **one)
+    with pytest.raises(UsageError, match="name is a text"):
+        job.manage(3, pool="train")  # type: ignore[arg-type]
 
 
 def test_state_is_resident_in_its_phase_only(join: Callable[..., Job]) -> None:

@@ -7,8 +7,10 @@ runs on devices of this process. A trainer script is the same in both.
 from __future__ import annotations
 
 import abc
+import importlib
 import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from weave_rt.off import PlainTenant
     from weave_rt.tenant import Tenant
 
-__all__ = ["Config", "Job", "init"]
+__all__ = ["Config", "Job", "init", "managed_already"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Config:
     pin_ahead: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.job_id, str | None):
+            raise UsageError(f"job_id is a text, not {self.job_id!r:.80}; settings are `config`")
         if self.nested not in ("error", "switch"):
             raise UsageError(f"nested={self.nested!r} is not 'error' or 'switch'")
         if self.verify not in ("off", "ptr", "checksum"):
@@ -186,10 +190,20 @@ class Job(abc.ABC):
     def progress(self, done: int, total: int) -> None:
         """Say how far the phase is: `done` of `total` responses."""
 
-    @abc.abstractmethod
     def keep(self, value: Any) -> Any:
-        """Tensors that outlive their phase: a copy in ordinary memory, without graph. Takes a
-        tensor, or lists, tuples and dicts of them; anything else is returned as it is."""
+        """Tensors that outlive their phase: a copy in ordinary memory, without graph, also where
+        the job is off. Takes a tensor, or lists, tuples and dicts of them; anything else is
+        returned as it is."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return importlib.import_module("weave_rt.adapters.torch").keep(value)
+        if isinstance(value, dict):
+            return {key: self.keep(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.keep(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.keep(item) for item in value)
+        return value
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -212,6 +226,11 @@ def init(job_id: str | None = None, config: Config | Mapping[str, Any] | None = 
     from weave_rt.local_job import LocalJob
 
     return LocalJob(settled)
+
+
+def managed_already(name: str, pool: str) -> UsageError:
+    """What `manage` raises for a name with another pool or with tags again."""
+    return UsageError(f"{name!r} is managed already, in pool {pool!r}; add to it there")
 
 
 _numbers = itertools.count()

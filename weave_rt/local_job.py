@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, get_ident
-from typing import Any
 
 from weave_rt._core import HostGrowth, SwitchReport
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
-from weave_rt.job import Config, Job
+from weave_rt.job import Config, Job, managed_already
 from weave_rt.local import Grant, LocalRuntime, quietly
 from weave_rt.local_phase import Active, LocalPhase, enclosing
 from weave_rt.permits import Permits
@@ -115,7 +113,7 @@ class LocalJob(Job):
         importlib.import_module("weave_rt.adapters").check(objects)
         known = self._tenants.get(name)
         if known is not None and (known[0] != pool or tags):
-            raise UsageError(f"{name!r} is managed already, in pool {known[0]!r}; add to it there")
+            raise managed_already(name, known[0])
         places = self.placement[pool]
         if not 0 <= device < len(places):
             raise UsageError(
@@ -187,18 +185,6 @@ class LocalJob(Job):
         around = enclosing(self)
         name = around[-1].result.name if around else ""
         self.runtime.progress(self.job_id, name, done, total)
-
-    def keep(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
-            return importlib.import_module("weave_rt.adapters.torch").keep(value)
-        if isinstance(value, dict):
-            return {key: self.keep(item) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.keep(item) for item in value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.keep(item) for item in value)
-        return value
 
     def close(self) -> None:
         if self._closed:

@@ -73,6 +73,8 @@ class LocalPhase(Phase):
     ) -> None:
         if nested not in ("error", "switch"):
             raise UsageError(f"nested={nested!r} is not 'error' or 'switch'")
+        if not isinstance(timeout_s, int | float | None):
+            raise UsageError(f"timeout_s is a number of seconds or None, not {timeout_s!r}")
         self.job = job
         self.name = canonical_name(name)
         self.step = step

@@ -112,6 +112,8 @@ class Tenant(TagCalls):
         pool: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f"a tenant's name is a text, not {name!r:.80}")
         self.policies = check_policies(tags)
         self.name, self.job, self.pool = name, job, pool
         self.device = device
