@@ -179,6 +179,8 @@ class LocalPhase(Phase):
         """Gate, permit, switch. On an exception `_give` undoes what was taken."""
         job, start_ns = self.job, self.job.clock.now_ns()
         active.gate = job.gate.request(job.job_id, self.name, active.pools)
+        if not active.gate.told.done():
+            self._check_tasks(active)
         job.gate.wait(active.gate, timeout_s)
         grant = self._request(active)
         ok = False
@@ -189,6 +191,21 @@ class LocalPhase(Phase):
             job.runtime.waited(grant, ok)
         self._begin(active, grant)
         self._taken(active, grant, start_ns)
+
+    def _check_tasks(self, active: Active) -> None:
+        """Raise PhaseNesting where waiting would be for ever: for another task of this thread."""
+        own = [active, *enclosing(self.job)]
+        for other in (*self.job.actives, *tuple(self.job.entering)):
+            if (
+                other.gate is not None
+                and other.thread == get_ident()
+                and other not in own
+                and set(other.gate.devices) & set(active.pools)
+            ):
+                raise PhaseNesting(
+                    f"phase {self.name!r} would wait for {other.phase.name!r} of another task of "
+                    "this thread, which cannot end meanwhile; enter it by `async with`"
+                )
 
     async def _take_async(self, active: Active, timeout_s: float | None) -> None:
         """The same without blocking the event loop: the switch runs in a worker thread."""
