@@ -88,7 +88,8 @@ WEIGHTS = {"policy.weights", "engine.weights"}
 
 
 def test_only_the_named_tags_come_in(world: World) -> None:
-    with pytest.raises(ResumeFailed), world.job.phase("weight_sync"):
+    said = "held by a/policy in the same phase; let 'weight_sync' name the `tags`"
+    with pytest.raises(ResumeFailed, match=said), world.job.phase("weight_sync"):
         pass
     enter(world.other, "train")
     with world.job.phase("weight_sync", tags=["weights"]) as result:

@@ -17,6 +17,7 @@ from typing import Any
 
 from weave_rt import calibration
 from weave_rt._core import BackgroundCopy, Device, SwitchReport
+from weave_rt.admission import advising
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
@@ -279,7 +280,7 @@ class LocalRuntime:
         if tenant not in grant.tenants:  # first: Ctrl-C in the switch is raised when it is in
             grant.tenants.append(tenant)
         try:
-            with naming_tensors():
+            with naming_tensors(), advising(grant.job, grant.phase):
                 report = tenant.core.resume(self.drain_timeout_s, tags)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
