@@ -90,6 +90,26 @@ def test_what_cannot_be_had_is_refused_at_once(device: Device) -> None:
         device.host_pool.reserve("a", 0)
 
 
+@pytest.mark.parametrize(
+    ("spill", "says"),
+    [(False, "with a spill directory idle tenants"), (True, "no idle tenant is left to spill")],
+)
+def test_a_refusal_says_what_would_help(tmp_path: Path, spill: bool, says: str) -> None:
+    directory = str(tmp_path) if spill else ""
+    device = open_device(SPEC, host_budget_bytes=MIB, spill_directory=directory)
+    idle, runs = Tenant(device, "idle"), Tenant(device, "runs")
+    try:
+        idle.resume()
+        first = idle.buffer(MIB // 2, "weights")
+        idle.switch(runs)
+        with pytest.raises(HostMemoryError, match=says):
+            runs.buffer(2 * MIB, "weights")
+        assert first.nbytes == MIB // 2
+    finally:
+        del first
+        device.close()
+
+
 def test_a_growth_that_fails_says_so(device: Device) -> None:
     with FaultScope(nth=1, only="mem_host_register", status=2, from_then_on=True):
         growth = device.host_pool.reserve("a", MIB)

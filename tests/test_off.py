@@ -78,6 +78,34 @@ def test_every_call_is_harmless(tmp_path: Path) -> None:
     tenant.close()
 
 
+@pytest.mark.parametrize("mode", ["off", "local"])
+def test_a_script_means_the_same(runtime: weave_rt.LocalRuntime, mode: str) -> None:
+    engine, policy = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    with weave_rt.init("x", {"mode": "off"} if mode == "off" else {"runtime": runtime}) as job:
+        first = job.manage("engine", engine, pool="rollout")
+        assert job.manage("engine", pool="rollout") is first
+        for pool, tags in (("train", None), ("rollout", {"kv_cache": "keep"})):
+            with pytest.raises(UsageError, match="managed already, in pool 'rollout'"):
+                job.manage("engine", pool=pool, tags=tags)
+        with job.phase("weight_sync") as sync:
+            sync.publish(job.manage("engine", pool="rollout"), policy)
+        with job.phase("rollout"):
+            value = engine.weight * 2
+            kept = job.keep({"a": [value, 3]})
+            was = value.detach().clone()
+            value.detach().zero_()
+            assert torch.equal(kept["a"][0], was)
+            assert not kept["a"][0].requires_grad
+            assert kept["a"][1] == 3
+        with pytest.raises(UsageError, match="pool 'x'"):
+            job.phase("train", pool="x")
+
+
+def test_settings_in_the_place_of_the_name_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"job_id is a text, not .'mode'"):
+        weave_rt.init({"mode": "local"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("policy", ["off", "keep", "reload"])
 def test_a_tenant_stands_for_its_module_and_numbers_are_converted(
     runtime: weave_rt.LocalRuntime, policy: str

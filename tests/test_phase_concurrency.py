@@ -12,6 +12,7 @@ from conftest import enter
 from weave_rt import (
     Job,
     LocalRuntime,
+    PhaseNesting,
     UsageError,
 )
 
@@ -58,6 +59,27 @@ def test_a_cancelled_async_phase_frees_its_place(join: Callable[..., Job]) -> No
             pass
 
     asyncio.run(scenario())
+
+
+def test_waiting_for_a_task_of_the_same_thread_is_refused(join: Callable[..., Job]) -> None:
+    job = join()
+
+    async def hold(end: asyncio.Event) -> None:
+        async with job.phase("train"):
+            await end.wait()
+
+    async def main() -> None:
+        end = asyncio.Event()
+        tasks = [asyncio.create_task(hold(end)) for _ in range(2)]  # one holds it, one waits
+        await asyncio.sleep(0)
+        with pytest.raises(PhaseNesting, match="'train' of another task of this thread"):
+            enter(job, "update_actor")
+        assert enter(job, "rollout") == "rollout"
+        end.set()
+        await asyncio.gather(*tasks)
+        assert enter(job, "train") == "train"
+
+    asyncio.run(main())
 
 
 def test_threads_of_one_job(join: Callable[..., Job]) -> None:

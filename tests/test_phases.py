@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,12 @@ def test_aliases_and_unknown_names(join: Callable[..., Job]) -> None:
         assert c.name == "train"
     with pytest.raises(UsageError, match="rolout"):
         job.phase("rolout")
-    with pytest.raises(UsageError, match="pool"):
-        job.phase("train", pool="cpu")
+    wrong: list[dict[str, Any]] = [{"pool": "cpu"}, {"pool": 3}, {"pool": [1]}, {"timeout_s": "5"}]
+    for one in wrong:
+        with pytest.raises(UsageError, match=next(iter(one))):
+            job.phase("train", **one)
+    with pytest.raises(UsageError, match="name is a text"):
+        job.manage(3, pool="train")  # type: ignore[arg-type]
 
 
 def test_state_is_resident_in_its_phase_only(join: Callable[..., Job]) -> None:
@@ -170,6 +175,19 @@ def test_max_staleness(join: Callable[..., Job]) -> None:
     enter(job, "train")
     with pytest.raises(StaleWeights, match="2 train phases behind"):
         enter(job, "rollout")
+
+
+def test_a_phase_inside_one_of_its_own_name_is_one_phase(
+    join: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = join(max_staleness=1)
+    models(job)
+    timed: list[str] = []
+    monkeypatch.setattr(job, "note_phase", lambda name, elapsed_ns: timed.append(name))
+    with job.phase("train"), job.phase("train"), job.phase("reward"), job.phase("train"):
+        pass
+    assert timed == ["reward", "train"]  # no second is counted twice
+    enter(job, "rollout")  # one version behind, which is allowed
 
 
 def test_without_modules_in_both_pools_versions_are_not_enforced(join: Callable[..., Job]) -> None:

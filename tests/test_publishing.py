@@ -350,7 +350,7 @@ def test_a_rollout_that_comes_in_does_not_get_one_engine_newer(
         syncing = threading.Thread(target=made.sync)
         bring_in = made.runtime.bring_in
 
-        def between(grant: Any, name: str, tenant: Any) -> None:
+        def between(grant: Any, name: str, tenant: Any, tags: Any) -> None:
             if tenant.name == "e1" and not syncing.ident:
                 at_the_end.clear()
                 syncing.start()
@@ -358,7 +358,7 @@ def test_a_rollout_that_comes_in_does_not_get_one_engine_newer(
                 if lock.acquire(blocking=False):  # nobody holds it up: let it
                     lock.release()
                     syncing.join()
-            bring_in(grant, name, tenant)
+            bring_in(grant, name, tenant, tags)
 
         monkeypatch.setattr(made.runtime, "bring_in", between)
         assert all(equal(one, two) for one, two in zip(made.rolled_out(), old, strict=True))

@@ -9,6 +9,7 @@ import copy
 import gc
 import io
 import json
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -279,6 +280,7 @@ def test_refused_outside_its_phase_before_memory_is_touched(pair: Pair) -> None:
     step(net, opt, 0)
     seen: list[str] = []
     net.register_forward_pre_hook(lambda *args: seen.append("hook"))
+    attributes = [list(vars(one)) for one in (*net.modules(), opt)]
     pair.tenant.switch(pair.other)
     calls: dict[str, Callable[[], object]] = {
         "weights": lambda: net(torch.arange(4)),
@@ -288,6 +290,11 @@ def test_refused_outside_its_phase_before_memory_is_touched(pair: Pair) -> None:
         "save optimizer": opt.state_dict,
         "optimizer": opt.step,
         "copy": lambda: copy.deepcopy(net),
+        "copy optimizer": lambda: copy.deepcopy(opt),
+        "pickle": lambda: torch.save({"net": net, "opt": opt}, io.BytesIO()),
+        "pickle submodule": lambda: pickle.dumps(net.inner),
+        "convert": net.half,
+        "convert submodule": lambda: net.inner.to(torch.float64),
     }
     for call in calls.values():
         with pytest.raises(NotResident, match=r"with job.phase\('train'\)") as caught:
@@ -299,7 +306,10 @@ def test_refused_outside_its_phase_before_memory_is_touched(pair: Pair) -> None:
     assert all(not m._load_state_dict_pre_hooks for m in net.modules())
     assert all(not m._state_dict_pre_hooks for m in net.modules())
     assert all(not m._forward_pre_hooks for m in net.modules() if m is not net)
+    assert [list(vars(one)) for one in (*net.modules(), opt)] == attributes
     step(net, opt, 1)
+    pickle.loads(pickle.dumps((net.inner, opt)))
+    net.half()
 
 
 def test_close_returns_values_and_frees_regions(pair: Pair) -> None:

@@ -8,16 +8,18 @@ joins a device and where it grows, with the bytes of all tags. The planner decid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from weave_rt._core import Region
+from weave_rt.errors import ResumeFailed
 from weave_rt.overlay import RegionBlocks, admit, tenant_blocks
 
 if TYPE_CHECKING:
     from weave_rt.tenant import Tenant
 
-__all__ = ["admit_bytes"]
+__all__ = ["admit_bytes", "advising"]
 
 
 def admit_bytes(tenant: Tenant, more: Mapping[str, int]) -> None:
@@ -44,3 +46,19 @@ def admit_bytes(tenant: Tenant, more: Mapping[str, int]) -> None:
 def _blocks_after(region: Region | None, more: int, block: int) -> int:
     held, used = (region.bytes, region.bytes_allocated) if region is not None else (0, 0)
     return -(-max(held, used + more) // block)
+
+
+@contextmanager
+def advising(job: str, phase: str) -> Iterator[None]:
+    """Who cannot come in because the same phase holds the device by another tenant is told what
+    helps: nobody can suspend that one inside the phase."""
+    try:
+        yield
+    except ResumeFailed as error:
+        if error.holders and all(name.startswith(f"{job}/") for name in error.holders):
+            told = str(error).partition("; suspend")[0]
+            error.args = (
+                f"{told} in the same phase; let {phase!r} name the `tags` that it needs, publish "
+                "the weights to a reload tag, or take a larger device",
+            )
+        raise

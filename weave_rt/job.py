@@ -7,8 +7,10 @@ runs on devices of this process. A trainer script is the same in both.
 from __future__ import annotations
 
 import abc
+import importlib
 import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from weave_rt.off import PlainTenant
     from weave_rt.tenant import Tenant
 
-__all__ = ["Config", "Job", "init"]
+__all__ = ["Config", "Job", "init", "managed_already"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Config:
     pin_ahead: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.job_id, str | None):
+            raise UsageError(f"job_id is a text, not {self.job_id!r:.80}; settings are `config`")
         if self.nested not in ("error", "switch"):
             raise UsageError(f"nested={self.nested!r} is not 'error' or 'switch'")
         if self.verify not in ("off", "ptr", "checksum"):
@@ -153,6 +157,7 @@ class Job(abc.ABC):
         timeout_s: float | None = None,
         pool: str | Sequence[str] | None = None,
         nested: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> Phase:
         """A phase to enter by `with`, `async with`, or as a decorator. On entry it waits for the
         permit of its pools and brings the job's tenants there in; at the end they are released,
@@ -164,6 +169,10 @@ class Job(abc.ABC):
             timeout_s: for the permit; default `Config.acquire_timeout_s`.
             pool: other pools than the phase's own: ``rollout``, ``train`` or ``both``.
             nested: overrides `Config.nested`.
+            tags: of each tenant only these of its tags come in, by default all: ``["weights"]`` to
+                sync without optimizer and KV cache. A tenant that has none of them stays out.
+                Touching another tag raises NotResident. What else a phase inside this one needs,
+                it brings in, and it stays to the end of this one.
 
         Entering raises PermitTimeout, PhaseNesting, StaleWeights, and what a switch raises
         (ResumeFailed, DrainTimeout, DriverError, TenantFailed); the permit is free then."""
@@ -181,10 +190,20 @@ class Job(abc.ABC):
     def progress(self, done: int, total: int) -> None:
         """Say how far the phase is: `done` of `total` responses."""
 
-    @abc.abstractmethod
     def keep(self, value: Any) -> Any:
-        """Tensors that outlive their phase: a copy in ordinary memory, without graph. Takes a
-        tensor, or lists, tuples and dicts of them; anything else is returned as it is."""
+        """Tensors that outlive their phase: a copy in ordinary memory, without graph, also where
+        the job is off. Takes a tensor, or lists, tuples and dicts of them; anything else is
+        returned as it is."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return importlib.import_module("weave_rt.adapters.torch").keep(value)
+        if isinstance(value, dict):
+            return {key: self.keep(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.keep(item) for item in value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.keep(item) for item in value)
+        return value
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -207,6 +226,11 @@ def init(job_id: str | None = None, config: Config | Mapping[str, Any] | None = 
     from weave_rt.local_job import LocalJob
 
     return LocalJob(settled)
+
+
+def managed_already(name: str, pool: str) -> UsageError:
+    """What `manage` raises for a name with another pool or with tags again."""
+    return UsageError(f"{name!r} is managed already, in pool {pool!r}; add to it there")
 
 
 _numbers = itertools.count()

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from weave_rt import calibration
 from weave_rt._core import BackgroundCopy, Device, SwitchReport
+from weave_rt.admission import advising
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
 from weave_rt.lookahead import LookAhead
@@ -82,10 +84,6 @@ class Grant:
     @property
     def bytes_in(self) -> int:
         return sum(report.bytes_in for report in self.reports)
-
-    @property
-    def bytes_out(self) -> int:
-        return sum(report.bytes_out for report in self.reports)
 
 
 class LocalRuntime:
@@ -236,9 +234,13 @@ class LocalRuntime:
         clock = self._devices[devices[0]]
         now = clock.now_ns()
         ticket = self.permits.request(job, phase, devices)
-        if not ticket.told.done():
-            for name in devices:
-                self._ahead.queued(name, job)
+        try:
+            if not ticket.told.done():
+                for name in devices:
+                    self._ahead.queued(name, job)
+        except BaseException:  # nobody else knows of the ticket
+            self.permits.withdraw(ticket)
+            raise
         return Grant(job, phase, step, ticket, now, clock)
 
     def waited(self, grant: Grant, ok: bool) -> None:
@@ -246,38 +248,45 @@ class LocalRuntime:
         grant.granted_ns = grant.clock.now_ns()
         self._observe(grant, "wait", grant.requested_ns, grant.granted_ns, ok=ok)
 
-    def begin(self, grant: Grant, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Bring the phase's tenants in, by device name, in the order of the grant.
+    def begin(
+        self, grant: Grant, tenants: Mapping[str, Mapping[Tenant, Sequence[str] | None]]
+    ) -> None:
+        """Bring the phase's tenants in, by device name, in the order of the grant; of each the
+        tags that are named, None for all.
 
         On failure everything that came in is released, the permit passes on, and the exception of
         the core is raised: ResumeFailed, DrainTimeout, DriverError, TenantFailed and others."""
         try:
             for name in grant.devices:
                 self._outside.begins(name, grant.job, grant.phase, grant.step)
-                self._ahead.granted(name, grant.job, grant.phase, tenants.get(name, ()))
-                for tenant in tenants.get(name, ()):
-                    self.bring_in(grant, name, tenant)
+                here = tenants.get(name, {})
+                self._ahead.granted(name, grant.job, grant.phase, tuple(here))
+                for tenant, tags in here.items():
+                    self.bring_in(grant, name, tenant, tags)
             grant.started_ns = grant.clock.now_ns()
             for name in grant.devices:
-                self._ahead.began(name, grant.job, tenants.get(name, ()))
+                self._ahead.began(name, grant.job, tuple(tenants.get(name, ())))
         except BaseException:
             self._release(grant)
             raise
 
-    def bring_in(self, grant: Grant, name: str, tenant: Tenant) -> None:
-        """Bring one tenant in, within a phase that holds the device `name`. Whoever ran there
-        before was released, so the core takes what it needs from any of them."""
+    def bring_in(
+        self, grant: Grant, name: str, tenant: Tenant, tags: Sequence[str] | None = None
+    ) -> None:
+        """Bring one tenant in, or these tags of it, within a phase that holds the device `name`.
+        Whoever ran there before was released, so the core takes what it needs from any of them."""
         device = self._devices[name]
         start = device.now_ns()
+        if tenant not in grant.tenants:  # first: Ctrl-C in the switch is raised when it is in
+            grant.tenants.append(tenant)
         try:
-            with naming_tensors():
-                report = tenant.core.resume(self.drain_timeout_s)
+            with naming_tensors(), advising(grant.job, grant.phase):
+                report = tenant.core.resume(self.drain_timeout_s, tags)
         except BaseException:
             self._observe(grant, "switch", start, device.now_ns(), (name,), ok=False)
             raise
         finally:
             tenant.update_guards()
-        grant.tenants.append(tenant)
         grant.reports.append(report)
         self._observe(grant, "switch", start, device.now_ns(), (name,), dict(report.as_dict()))
 
@@ -308,19 +317,25 @@ class LocalRuntime:
             device.close()
 
     def _release(self, grant: Grant, ok: bool = True) -> Exception | None:
-        failure: Exception | None = None
+        """Each step is made, also where Ctrl-C ends the one before."""
+        failures: list[Exception | None] = []
+        with ExitStack() as steps:
+            steps.callback(self.permits.release, grant.ticket)
+            steps.callback(self._concluded, grant, ok, failures)
+            for tenant in reversed(grant.tenants):
+                steps.callback(lambda one: failures.append(quietly(one, one.release)), tenant)
+        return next((failure for failure in reversed(failures) if failure is not None), None)
+
+    def _concluded(self, grant: Grant, ok: bool, failures: list[Exception | None]) -> None:
+        """The tenants are released, the permit is not: measure, tell, plan."""
         try:
-            for tenant in grant.tenants:
-                failure = quietly(tenant, tenant.release) or failure
-            failure = self._measure(grant) or failure
+            failures.append(self._measure(grant))
             if grant.started_ns:
                 now = grant.clock.now_ns()
                 self._observe(grant, "phase", grant.started_ns, now, ok=ok)
                 self._replan(grant, (now - grant.started_ns) / 1e9)
         finally:
             grant.tenants, grant.started_ns = [], 0
-            self.permits.release(grant.ticket)
-        return failure
 
     def _measure(self, grant: Grant) -> Exception | None:
         failure: Exception | None = None

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, get_ident
-from typing import Any
 
-from weave_rt._core import HostGrowth
+from weave_rt._core import HostGrowth, SwitchReport
 from weave_rt.device import POOLS
 from weave_rt.errors import UsageError, WeaveError
-from weave_rt.job import Config, Job
+from weave_rt.job import Config, Job, managed_already
 from weave_rt.local import Grant, LocalRuntime, quietly
 from weave_rt.local_phase import Active, LocalPhase, enclosing
 from weave_rt.permits import Permits
@@ -115,7 +113,7 @@ class LocalJob(Job):
         importlib.import_module("weave_rt.adapters").check(objects)
         known = self._tenants.get(name)
         if known is not None and (known[0] != pool or tags):
-            raise UsageError(f"{name!r} is managed already, in pool {known[0]!r}; add to it there")
+            raise managed_already(name, known[0])
         places = self.placement[pool]
         if not 0 <= device < len(places):
             raise UsageError(
@@ -161,9 +159,10 @@ class LocalJob(Job):
         timeout_s: float | None = None,
         pool: str | Sequence[str] | None = None,
         nested: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> LocalPhase:
         limit = self.config.acquire_timeout_s if timeout_s is None else timeout_s
-        return LocalPhase(self, name, step, limit, pool, nested or self.config.nested)
+        return LocalPhase(self, name, step, limit, pool, nested or self.config.nested, tags)
 
     def pop_metrics(self) -> dict[str, float]:
         with self._metrics_lock:
@@ -186,18 +185,6 @@ class LocalJob(Job):
         around = enclosing(self)
         name = around[-1].result.name if around else ""
         self.runtime.progress(self.job_id, name, done, total)
-
-    def keep(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
-            return importlib.import_module("weave_rt.adapters.torch").keep(value)
-        if isinstance(value, dict):
-            return {key: self.keep(item) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.keep(item) for item in value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.keep(item) for item in value)
-        return value
 
     def close(self) -> None:
         if self._closed:
@@ -258,12 +245,19 @@ class LocalJob(Job):
     def tenants_in(self, *pools: str) -> list[Tenant]:
         return [t for pool, _, t in list(self._tenants.values()) if pool in pools]
 
-    def tenants_on(self, pools: Sequence[str]) -> dict[str, list[Tenant]]:
-        """The tenants that a phase with these pools brings in, by device name."""
-        result: dict[str, list[Tenant]] = {}
+    def tenants_on(
+        self, pools: Sequence[str], tags: Mapping[str, frozenset[str] | None]
+    ) -> dict[str, dict[Tenant, list[str] | None]]:
+        """The tenants that a phase with these pools brings in, by device name, each with those of
+        its tags that come; None for all. tags: by pool, what the phase names there."""
+        result: dict[str, dict[Tenant, list[str] | None]] = {}
         for pool, place, tenant in list(self._tenants.values()):
-            if pool in pools:
-                result.setdefault(place, []).append(tenant)
+            if pool not in pools:
+                continue
+            wanted, present = tags.get(pool), [region.tag for region in tenant.regions]
+            mine = None if wanted is None else [tag for tag in present if tag in wanted]
+            if mine != []:
+                result.setdefault(place, {})[tenant] = mine
         return result
 
     def is_inside(self, *names: str) -> bool:
@@ -285,16 +279,19 @@ class LocalJob(Job):
         names = {tenant.name for tenant in grant.tenants}
         warm = names <= self._ran
         self._ran |= names
-        prefix = self.config.metrics_prefix
-        evicted = sum(len(r.outgoing) for r in grant.reports if r.bytes_out)
         with self._metrics_lock:
-            self._metrics[f"{prefix}permit_wait"] += grant.waited_s
-            self._metrics[f"{prefix}resume"] += grant.resumed_s
-            self._metrics["weave/bytes_resumed"] += grant.bytes_in
-            self._metrics["weave/bytes_suspended"] += grant.bytes_out
-            self._metrics["weave/evictions"] += evicted
+            self._metrics[f"{self.config.metrics_prefix}permit_wait"] += grant.waited_s
             self._metrics["weave/warm_resumes" if warm else "weave/cold_starts"] += 1
+        self.note_switches(grant.reports, grant.resumed_s)
         return warm
+
+    def note_switches(self, reports: Sequence[SwitchReport], seconds: float) -> None:
+        """Count what came in for a phase, and what made room."""
+        with self._metrics_lock:
+            self._metrics[f"{self.config.metrics_prefix}resume"] += seconds
+            self._metrics["weave/bytes_resumed"] += sum(r.bytes_in for r in reports)
+            self._metrics["weave/bytes_suspended"] += sum(r.bytes_out for r in reports)
+            self._metrics["weave/evictions"] += sum(len(r.outgoing) for r in reports if r.bytes_out)
 
     def note_end(self, grant: Grant) -> None:
         """Count what was found out when a grant ended."""

@@ -20,6 +20,7 @@ from weave_rt.local import Grant
 from weave_rt.permits import Ticket
 from weave_rt.phases import Phase, PhaseResult, canonical_name, pools_of
 from weave_rt.publishing import Sync
+from weave_rt.tags import check_tags
 
 if TYPE_CHECKING:
     from weave_rt.local_job import LocalJob
@@ -34,6 +35,7 @@ class Active:
     phase: LocalPhase
     result: PhaseResult
     pools: tuple[str, ...]  # taken by this phase itself; none if an outer one holds them
+    tags: dict[str, frozenset[str] | None] = field(default_factory=dict)  # by pool; None: all
     outer: list[Active] = field(default_factory=list)  # handed back for this one
     gate: Ticket | None = None
     grant: Grant | None = None  # set as soon as it is asked for, so that nothing can leak
@@ -67,9 +69,12 @@ class LocalPhase(Phase):
         timeout_s: float | None,
         pool: str | Sequence[str] | None,
         nested: str,
+        tags: Sequence[str] | None = None,
     ) -> None:
         if nested not in ("error", "switch"):
             raise UsageError(f"nested={nested!r} is not 'error' or 'switch'")
+        if not isinstance(timeout_s, int | float | None):
+            raise UsageError(f"timeout_s is a number of seconds or None, not {timeout_s!r}")
         self.job = job
         self.name = canonical_name(name)
         self.step = step
@@ -77,6 +82,7 @@ class LocalPhase(Phase):
         self.pool = pool
         pools_of(self.name, pool)  # raises for what is not a pool
         self.nested = nested
+        self.tags = check_tags(tags)
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -123,7 +129,7 @@ class LocalPhase(Phase):
             if active.pools:
                 await self._take_async(active, self.timeout_s)
             else:
-                self._check(active)
+                await self._check_async(active)
         except BaseException:
             self._give(active, ok=False)
             self.job.entering.discard(active)
@@ -157,7 +163,7 @@ class LocalPhase(Phase):
         needed = self.needed
         active = Active(self, result, ())
         if not set(needed) <= held:
-            active.pools = needed
+            active.pools, active.tags = needed, dict.fromkeys(needed, self.tags)
         if active.pools and held:
             if self.nested != "switch":
                 inside = next(a.phase.name for a in reversed(around) if a.holding)
@@ -173,6 +179,8 @@ class LocalPhase(Phase):
         """Gate, permit, switch. On an exception `_give` undoes what was taken."""
         job, start_ns = self.job, self.job.clock.now_ns()
         active.gate = job.gate.request(job.job_id, self.name, active.pools)
+        if not active.gate.told.done():
+            self._check_tasks(active)
         job.gate.wait(active.gate, timeout_s)
         grant = self._request(active)
         ok = False
@@ -183,6 +191,21 @@ class LocalPhase(Phase):
             job.runtime.waited(grant, ok)
         self._begin(active, grant)
         self._taken(active, grant, start_ns)
+
+    def _check_tasks(self, active: Active) -> None:
+        """Raise PhaseNesting where waiting would be for ever: for another task of this thread."""
+        own = [active, *enclosing(self.job)]
+        for other in (*self.job.actives, *tuple(self.job.entering)):
+            if (
+                other.gate is not None
+                and other.thread == get_ident()
+                and other not in own
+                and set(other.gate.devices) & set(active.pools)
+            ):
+                raise PhaseNesting(
+                    f"phase {self.name!r} would wait for {other.phase.name!r} of another task of "
+                    "this thread, which cannot end meanwhile; enter it by `async with`"
+                )
 
     async def _take_async(self, active: Active, timeout_s: float | None) -> None:
         """The same without blocking the event loop: the switch runs in a worker thread."""
@@ -203,7 +226,7 @@ class LocalPhase(Phase):
     def _begin(self, active: Active, grant: Grant) -> None:
         """The switch. The engines of a job come in as one: no version arrives in between."""
         with self.job.versions.changing if "rollout" in active.pools else nullcontext():
-            self.job.runtime.begin(grant, self.job.tenants_on(active.pools))
+            self.job.runtime.begin(grant, self.job.tenants_on(active.pools, active.tags))
 
     def _request(self, active: Active) -> Grant:
         """Through the gate: look at the versions, then ask for the permit."""
@@ -229,7 +252,45 @@ class LocalPhase(Phase):
     def _check(self, active: Active) -> None:
         """The looks at versions for a phase that an outer one holds the pools for."""
         self.job.versions.check(active)
+        if self._narrow():
+            self._widen(active)
         self.job.versions.check_contents(active)
+
+    async def _check_async(self, active: Active) -> None:
+        self.job.versions.check(active)
+        if self._narrow():
+            await _in_thread(self._widen, active)
+        self.job.versions.check_contents(active)
+
+    def _narrow(self) -> list[tuple[Active, str]]:
+        """Outer phases, with a pool of theirs, that lack tags which this phase needs there."""
+        return [
+            (outer, pool)
+            for outer in enclosing(self.job)
+            if outer.holding
+            for pool in outer.pools
+            if pool in self.needed and not _includes(outer.tags[pool], self.tags)
+        ]
+
+    def _widen(self, active: Active) -> None:
+        """Bring in what an outer phase has left out; it stays to the end of that one. Tasks may
+        share an outer phase, so one at a time."""
+        job = self.job
+        with job.versions.changing:
+            for outer, pool in self._narrow():
+                if outer.grant is None:
+                    continue
+                known = len(outer.grant.reports)
+                for name, tenants in job.tenants_on((pool,), {pool: self.tags}).items():
+                    for tenant, tags in tenants.items():
+                        job.runtime.bring_in(outer.grant, name, tenant, tags)
+                had = outer.tags[pool]
+                outer.tags[pool] = None if had is None or self.tags is None else had | self.tags
+                reports = outer.grant.reports[known:]
+                seconds = sum(report.seconds for report in reports)
+                job.note_switches(reports, seconds)
+                active.result.resumed_s += seconds
+                active.result.resumed_bytes += sum(report.bytes_in for report in reports)
 
     def _push(self, active: Active) -> PhaseResult:
         active.admitted = True
@@ -250,7 +311,8 @@ class LocalPhase(Phase):
         active.ended = True
         _stack.set(tuple(a for a in stack if not a.ended))
         now_ns = self.job.clock.now_ns()
-        self.job.note_phase(self.name, now_ns - active.entered_ns)
+        if not self.job.is_inside(self.name):  # else the outer one counts these seconds
+            self.job.note_phase(self.name, now_ns - active.entered_ns)
         if not self.needed and not enclosing(self.job):  # else an outer phase is seen already
             job = self.job
             job.runtime.outside(job.job_id, self.name, self.step, active.entered_ns, now_ns, ok)
@@ -301,6 +363,11 @@ class LocalPhase(Phase):
     async def _retake_async(self, active: Active) -> None:
         for outer in active.outer:
             await outer.phase._take_async(outer, self.job.config.acquire_timeout_s)
+
+
+def _includes(those: frozenset[str] | None, these: frozenset[str] | None) -> bool:
+    """Whether `these` tags are among `those`; None is all tags."""
+    return those is None or (these is not None and these <= those)
 
 
 def _left(job: LocalJob, start_ns: int, timeout_s: float | None) -> float | None:

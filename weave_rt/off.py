@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from weave_rt.errors import UsageError
-from weave_rt.job import Job
+from weave_rt.job import Config, Job, managed_already
 from weave_rt.phases import NullPhase, Phase, canonical_name, pools_of
-from weave_rt.tenant import check_policies, only_module
+from weave_rt.tags import check_policies, check_tags
+from weave_rt.tenant import only_module
 
 if TYPE_CHECKING:
     import torch
@@ -202,6 +203,10 @@ class PlainTenant:
 class OffJob(Job):
     """Does nothing."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._tenants: dict[str, PlainTenant] = {}
+
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         return None
 
@@ -218,8 +223,13 @@ class OffJob(Job):
         device: int = 0,
     ) -> PlainTenant:
         pools_of("reward", pool)
-        tenant = PlainTenant(name, self.job_id, pool, tags)
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = PlainTenant(name, self.job_id, pool, tags)
+        elif tenant.pool != pool or tags:
+            raise managed_already(name, tenant.pool)
         tenant.adopt(*objects)
+        self._tenants[name] = tenant
         return tenant
 
     def phase(
@@ -229,7 +239,10 @@ class OffJob(Job):
         timeout_s: float | None = None,
         pool: str | Sequence[str] | None = None,
         nested: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> Phase:
+        pools_of("reward", pool)
+        check_tags(tags)
         return NullPhase(canonical_name(name), step)
 
     def pop_metrics(self) -> dict[str, float]:
@@ -238,8 +251,5 @@ class OffJob(Job):
     def progress(self, done: int, total: int) -> None:
         return None
 
-    def keep(self, value: Any) -> Any:
-        return value
-
     def close(self) -> None:
-        return None
+        self._tenants.clear()

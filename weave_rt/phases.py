@@ -143,8 +143,8 @@ def pools_of(name: str, pool: str | Sequence[str] | None = None) -> tuple[str, .
     pool: overrides the default; ``rollout``, ``train``, ``both`` or a sequence of pools."""
     if pool is None:
         return PHASES[name]
-    asked = POOLS if pool == "both" else ((pool,) if isinstance(pool, str) else tuple(pool))
-    if set(asked) - set(POOLS):
+    asked = POOLS if pool == "both" else ((pool,) if isinstance(pool, str) else pool)
+    if not isinstance(asked, Sequence) or not all(one in POOLS for one in asked):
         raise UsageError(f"pool {pool!r} is not rollout, train or both")
     return tuple(p for p in POOLS if p in asked)
 

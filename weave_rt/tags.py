@@ -16,7 +16,15 @@ from weave_rt.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEFAULT_POLICIES", "POLICIES", "PageTable", "TagCalls", "check_policies"]
+__all__ = [
+    "DEFAULT_POLICIES",
+    "POLICIES",
+    "PageTable",
+    "TagCalls",
+    "check_policies",
+    "check_tags",
+    "listed",
+]
 
 PageTable = Callable[[], tuple[Iterable[int], Iterable[int]]]
 
@@ -36,12 +44,37 @@ DEFAULT_POLICIES: Mapping[str, str] = {
 
 def check_policies(tags: Mapping[str, str] | None) -> dict[str, str]:
     """`tags` over the defaults. Raises UsageError for an unknown tag or policy."""
+    if not isinstance(tags, Mapping | None):
+        raise UsageError(f"policies go by tag, like {{'kv_cache': 'keep'}}, not {tags!r:.80}")
     for tag, policy in (tags or {}).items():
         if tag not in DEFAULT_POLICIES:
             raise UsageError(f"tag {tag!r} is not one of {', '.join(DEFAULT_POLICIES)}")
         if policy not in POLICIES:
             raise UsageError(f"policy {policy!r} of tag {tag!r} is not keep, reload or discard")
     return {**DEFAULT_POLICIES, **(tags or {})}
+
+
+def listed(tags: Sequence[str] | None) -> list[str] | None:
+    """Tags that somebody names, None for all. Raises UsageError for what is no list of texts."""
+    if tags is None:
+        return None
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise UsageError(f"tags is a list of tags, not {tags!r:.80}")
+    found = list(tags)
+    if not all(isinstance(tag, str) for tag in found):
+        raise UsageError(f"tags is a list of tags, not {found!r:.80}")
+    return found
+
+
+def check_tags(tags: Sequence[str] | None) -> frozenset[str] | None:
+    """The tags that a phase names; None for all. Raises UsageError for no tag or an unknown one."""
+    found = listed(tags)
+    if found is None:
+        return None
+    if not found:
+        raise UsageError("no tag is named; leave `tags` out for all of them")
+    check_policies(dict.fromkeys(found, "keep"))
+    return frozenset(found)
 
 
 class TagCalls(abc.ABC):

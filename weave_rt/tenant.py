@@ -21,7 +21,7 @@ from weave_rt._core import Device, Region, Span, SwitchReport
 from weave_rt._core import Tenant as CoreTenant
 from weave_rt.errors import NotResident, TenantFailed, UsageError, VerifyFailed
 from weave_rt.saved import Saved
-from weave_rt.tags import DEFAULT_POLICIES, POLICIES, PageTable, TagCalls, check_policies
+from weave_rt.tags import DEFAULT_POLICIES, POLICIES, PageTable, TagCalls, check_policies, listed
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,6 @@ _TAGS = frozenset(DEFAULT_POLICIES)
 
 # Every tenant that somebody refers to, to find whose bytes an address or an error is about.
 _open: weakref.WeakValueDictionary[int, Tenant] = weakref.WeakValueDictionary()
-
-
-def _listed(tags: Sequence[str] | None) -> list[str] | None:
-    if isinstance(tags, str):
-        raise UsageError(f"tags is a list of tags, not the text {tags!r}")
-    return None if tags is None else list(tags)
 
 
 @contextmanager
@@ -118,6 +112,8 @@ class Tenant(TagCalls):
         pool: str = "",
         tags: Mapping[str, str] | None = None,
     ) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f"a tenant's name is a text, not {name!r:.80}")
         self.policies = check_policies(tags)
         self.name, self.job, self.pool = name, job, pool
         self.device = device
@@ -212,7 +208,8 @@ class Tenant(TagCalls):
         phase = {"rollout": "rollout", "train": "train"}.get(self.pool, "")
         what = f"{tag} of tenant {self.name!r}" + (f" of job {self.job!r}" if self.job else "")
         if self.resident:
-            hint = f"only other tags are in; call resume(tags=[{tag!r}]) first"
+            named = "name it in the tags of the phase, or " if phase else ""
+            hint = f"only other tags are in; {named}call resume(tags=[{tag!r}]) first"
         else:
             hint = f"wrap it in `with job.phase({phase!r})`" if phase else "call resume() first"
         return NotResident(
@@ -295,7 +292,7 @@ class Tenant(TagCalls):
         self._before_leaving()
         try:
             with naming_tensors():
-                return self.core.suspend(drain_timeout_s, _listed(tags))
+                return self.core.suspend(drain_timeout_s, listed(tags))
         finally:
             self.update_guards()
 
@@ -310,7 +307,7 @@ class Tenant(TagCalls):
         for a tag that nothing was put in."""
         try:
             with naming_tensors():
-                return self.core.resume(drain_timeout_s, _listed(tags))
+                return self.core.resume(drain_timeout_s, listed(tags))
         finally:
             self.update_guards()
 
@@ -321,7 +318,7 @@ class Tenant(TagCalls):
         self._before_leaving()
         try:
             with naming_tensors():
-                return self.device.switch(self.core, to.core, drain_timeout_s, _listed(tags))
+                return self.device.switch(self.core, to.core, drain_timeout_s, listed(tags))
         finally:
             self.update_guards()
             to.update_guards()

@@ -84,6 +84,8 @@ class Versions:
         of those that ever got one; one that never did is a model that is not trained."""
         name = active.result.name
         if name == "train":
+            if self._job.is_inside("train"):  # one policy version, made when the outer one ends
+                return
             with self._lock:
                 self.policy += 1
         elif name == "weight_sync":

@@ -294,6 +294,7 @@ class Device : private Spiller {
   template <class Action>
   auto with_host_room(const Tenant* keep, Action action);
   std::optional<Bytes> spill_for(const Refusal& refusal, const Tenant* keep);
+  static const char* advice(bool spills);
   std::optional<Candidate> coldest(const void* keep, bool evict) override;
   Bytes spill_coldest(const void* keep, bool evict) override;
   std::shared_ptr<Tenant> find_coldest(const void* keep, bool evict) const;
@@ -341,7 +342,11 @@ auto Device::with_host_room(const Tenant* keep, Action action) {
       const auto bytes = spill_for(refusal, keep);
       // Once more where nobody had anything: who gave memory back meanwhile, by closing say, has
       // nothing to spill.
-      if (left == 0 || !bytes || (*bytes == 0 && !spilled)) throw;
+      if (left == 0 || !bytes || (*bytes == 0 && !spilled)) {
+        Refusal told = refusal;
+        if (refusal.kind == Refusal::Kind::host_memory) told.text += advice(bytes.has_value());
+        throw told;
+      }
       spilled = *bytes > 0;
     }
   }

@@ -188,9 +188,9 @@ Bytes HostPool::claim(std::unique_lock<std::mutex>& lock, const std::string& job
     lock.unlock();
     gone.clear();
     lock.lock();
-    throw refuse("the pinned host pool is at its budget of " + std::to_string(budget_) +
-                     " bytes (raise it, or give the device a spill directory)",
-                 bytes, available);
+    throw refuse(
+        "the pinned host pool is at its budget of " + std::to_string(budget_) + " bytes (raise it)",
+        bytes, available);
   }
   // A job that grows in many small steps gets up to 2 % of what it has as headroom, so the number
   // of registrations grows with the logarithm of its size.

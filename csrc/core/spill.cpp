@@ -278,6 +278,11 @@ std::optional<Bytes> Device::spill_for(const Refusal& refusal, const Tenant* kee
   }
 }
 
+const char* Device::advice(bool spills) {
+  return spills ? "; no idle tenant is left to spill"
+                : "; with a spill directory idle tenants make room";
+}
+
 namespace {
 
 // Two reports of one switch that was made in two steps.

@@ -172,7 +172,7 @@ def _pinned(
         + (
             f"{over} will be in files in {host.spill}"
             if host.spill is not None
-            else f"without host.spill weave run has no place for {over}, and jobs fail there"
+            else f"without host.spill weave run has no place for {over}"
         )
     ]
 

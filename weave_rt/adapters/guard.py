@@ -2,8 +2,8 @@
 
 Called by `adapters.torch`, in the thread that runs the job's phases. The hooks are there only
 while something they need is not resident, so a running phase pays nothing; the work at each change
-is four dictionary entries per module: before forward, before state_dict and load_state_dict, and
-instead of copying.
+is a few dictionary entries per module: before forward, before state_dict and load_state_dict, and
+instead of copying, pickling and converting.
 
 One hook stays: a module whose weights or buffers are ``reload`` refuses ``load_state_dict`` once it
 has left the device, since from then on the host copy counts and not what is written there.
@@ -27,19 +27,13 @@ __all__ = ["Guard"]
 
 
 class _Refusal:
-    """Raises NotResident for whatever is done to it: called as a hook, copied, or pickled."""
+    """Raises NotResident when it is called, as a hook or as a method."""
 
     def __init__(self, error: Callable[[str], NotResident], tag: str) -> None:
         self._error = error
         self.tag = tag
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise self._error(self.tag)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise self._error(self.tag)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise self._error(self.tag)
 
 
@@ -62,6 +56,9 @@ class _LoadRefusal:
 _FORWARD = ("weights", "buffers", "kv_cache", "cuda_graph", "scratch", "other")
 _STATE = ("weights", "buffers")
 _STEP = ("optimizer", "weights", "grads")
+
+# Methods that read everything and have no hook: copying, torch.save, and .to(), .half() and others.
+_METHODS = ("__deepcopy__", "__reduce_ex__", "_apply")
 
 
 def _first(needed: Sequence[str], away: Set[str]) -> str | None:
@@ -86,6 +83,7 @@ class Guard:
         self._key = RemovableHandle(OrderedDict()).id
         self._guarded: list[torch.nn.Module] = []
         self._handles: list[RemovableHandle] = []
+        self._shadowed: list[torch.nn.Module | torch.optim.Optimizer] = []
         self._refused: tuple[str | None, str | None, str | None] = (None, None, None)
         self._load_key = RemovableHandle(OrderedDict()).id
         self._loads: list[torch.nn.Module] = []
@@ -117,12 +115,14 @@ class Guard:
             for module in self._guarded:
                 self._first_of(module._forward_pre_hooks, forward)
                 if state is not None:
-                    module.__dict__.setdefault("__deepcopy__", state)
+                    self._shadow(module, state)
                     self._first_of(module._state_dict_pre_hooks, state)
                     self._first_of(module._load_state_dict_pre_hooks, state)
         if step is not None:
             self._handles = [o.register_step_pre_hook(step) for o in optimizers]
             self._handles += [o.register_state_dict_pre_hook(step) for o in optimizers]
+            for optimizer in optimizers:
+                self._shadow(optimizer, step)
 
     def refuse_loads(
         self, reloaded: Set[str], modules: Sequence[torch.nn.Module], message: str
@@ -145,10 +145,17 @@ class Guard:
         if isinstance(hooks, OrderedDict):
             hooks.move_to_end(self._key, last=False)  # before the user's own
 
+    def _shadow(self, item: torch.nn.Module | torch.optim.Optimizer, refusal: _Refusal) -> None:
+        self._shadowed.append(item)
+        for name in _METHODS:
+            item.__dict__.setdefault(name, refusal)
+
     def _remove(self) -> None:
+        for item in self._shadowed:
+            for name in _METHODS:
+                if isinstance(item.__dict__.get(name), _Refusal):
+                    del item.__dict__[name]
         for module in self._guarded:
-            if isinstance(module.__dict__.get("__deepcopy__"), _Refusal):
-                del module.__dict__["__deepcopy__"]
             for hooks in (
                 module._forward_pre_hooks,
                 module._state_dict_pre_hooks,
@@ -157,4 +164,4 @@ class Guard:
                 hooks.pop(self._key, None)
         for handle in self._handles:
             handle.remove()
-        self._guarded, self._handles = [], []
+        self._guarded, self._handles, self._shadowed = [], [], []

@@ -51,7 +51,7 @@ def admit(new: TenantBlocks, frames: int, block_bytes: int, beside: int = 0) -> 
     runs = f", of which {beside} run beside it" if beside else ""
     raise GrowthRefused(
         f"tenant {new.name} would have {new.blocks} blocks of {block_bytes} bytes and the device"
-        f" has {frames} frames{runs}",
+        f" has {frames} frames{runs}; make it smaller or take a larger device",
         bytes_needed=new.blocks * block_bytes,
         bytes_available=can * block_bytes,
         bytes_usable=frames * block_bytes,
