@@ -1,7 +1,7 @@
 """`init` and what it returns: the job, as a trainer sees it, on or off.
 
-One variable decides: with ``WEAVE`` unset or ``off`` a job does nothing at all, with ``local`` it
-runs on devices of this process. A trainer script is the same in both.
+One variable decides: with ``WEAVE`` unset or ``off`` a job manages nothing and its phases do
+nothing, with ``local`` it runs on devices of this process. A trainer script is the same in both.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Job(abc.ABC):
     @property
     @abc.abstractmethod
     def active(self) -> bool:
-        """False when every call is a no-op."""
+        """False where nothing is managed and a phase does nothing."""
 
     @abc.abstractmethod
     def manage(

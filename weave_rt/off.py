@@ -201,7 +201,7 @@ class PlainTenant:
 
 
 class OffJob(Job):
-    """Does nothing."""
+    """Manages nothing: its tenants hold ordinary memory, its phases do nothing."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
