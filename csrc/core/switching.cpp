@@ -174,27 +174,27 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
                               double drain_timeout_s) {
   const auto frames_needed = static_cast<std::size_t>(
       std::ranges::count_if(ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
-  const auto once = [&] {
-    if (outgoing != nullptr) stop(*outgoing);
+  const auto once = [&](const std::shared_ptr<Tenant>& leaving) {
+    if (leaving != nullptr) stop(*leaving);
     try {
       std::vector<SlotRef> outs;
       try {
         outs = make_room(incoming, frames_needed);
       } catch (const DriverError&) {
-        if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+        if (leaving != nullptr) leaving->running = true;  // nothing was moved
         throw;
       }
-      return transfer(std::move(outs), ins, outgoing, &incoming, drain_timeout_s);
+      return transfer(std::move(outs), ins, leaving, &incoming, drain_timeout_s);
     } catch (const Refusal& refusal) {
       // Nothing was moved, or it was rolled back, which says itself who runs.
-      if (outgoing != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
-        outgoing->running = true;
+      if (leaving != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
+        leaving->running = true;
       }
       throw;
     }
   };
   try {
-    return once();
+    return once(outgoing);
   } catch (const OutOfMemory&) {
     struct Existing {
       Frames& frames;
@@ -202,8 +202,10 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
       ~Existing() { frames.allow_creating(true); }
     } const only(*frames_);
     if (incoming.failed || static_cast<int>(frames_needed) <= frames_->available()) throw;
+    // Where the roll-back could not let it go on it stays suspended, whatever comes of this.
+    const bool runs = outgoing != nullptr && outgoing->running;
     try {
-      return once();
+      return once(runs ? outgoing : nullptr);
     } catch (const Refusal&) {
       // Idle tenants cannot give enough either: the driver's word is the reason.
     }
