@@ -231,7 +231,9 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const ContextScope scope(*context_);
   retry_unfinished();
   const std::size_t before = region->slots.size();
-  const std::size_t blocks = round_up(bytes_more, block_bytes_) / block_bytes_;
+  // Of what cannot be counted in bytes, as many as can: it is refused below.
+  const std::size_t blocks =
+      std::min(round_up(bytes_more, block_bytes_), ~Bytes{0} / 2) / block_bytes_;
   const Bytes needed = (tenant->slots() + blocks) * block_bytes_;
   const Bytes usable = static_cast<Bytes>(frames_->limit()) * block_bytes_;
   std::size_t held_by_others = 0;
