@@ -321,7 +321,7 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   try {
     scope.emplace(*context_);
     // Its last kernels must not run into an unmapped range, also those of a phase that has ended.
-    if (tenant->slots_on_device() > 0) drain_->wait(60.0);
+    if (tenant->slots_on_device() > 0 && !turns_.is_drained(*tenant)) drain(60.0);
   } catch (const std::exception&) {
     // A lost context or a stuck kernel: closing goes on, nothing can be saved by waiting.
   }

@@ -278,6 +278,9 @@ class Device : private Spiller {
                         double drain_timeout_s);
   [[noreturn]] void roll_back(std::unique_ptr<Transaction> transaction,
                               const std::shared_ptr<Tenant>& outgoing);
+  bool needs_drain(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins,
+                   const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming) const;
+  void drain(double timeout_s);
   void start(Tenant& tenant, const std::vector<Region*>& entered);
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
