@@ -225,7 +225,7 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
   try {
     const ContextScope scope(*tools_.context);
     if (unsettled_) require_settled();
-    if (engine_ == nullptr) engine_ = std::make_unique<CopyEngine>(tools_.context, kInFlight);
+    if (engine_ == nullptr) engine_ = std::make_unique<CopyEngine>(tools_.context, kInFlight, true);
     if (needs_drain(*copy) && !drain_first(lock, copy)) return;
     step = choose(copy);
     if (!step.out && !step.in) {

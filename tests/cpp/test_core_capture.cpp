@@ -1,6 +1,8 @@
-// A trainer captures a graph in its phase. A context that is synchronised meanwhile breaks the
-// capture, in whatever mode and by whatever thread, so nothing that a device does beside a phase
-// may do that: what it touches was drained before.
+// What a phase must not feel of the device beside it. A trainer captures a graph: a context that is
+// synchronised meanwhile breaks the capture, in whatever mode and by whatever thread, so nothing
+// that a device does beside a phase may do that; what it touches was drained before. And who waits
+// for copies sleeps: the driver would keep a core busy.
+#include <set>
 #include <thread>
 
 #include "core_fleet.hpp"
@@ -46,6 +48,30 @@ class Capturing {
 
 std::uint64_t drains() {
   return cu::call_counts(cu::Upstream::emulated)[static_cast<int>(cu::Call::ctx_synchronize)];
+}
+
+// A table that notes waits in which the driver would spin: for what is not complete, and not for an
+// event that was made to block.
+std::set<cu::Event> blocking;
+int busy_waits = 0;
+
+cu::Table watched() {
+  auto table = counted_table();
+  table.event_create = [](cu::Event* event, unsigned flags) {
+    const auto status = counted_table().event_create(event, flags);
+    if ((flags & cu::kEventBlockingSync) != 0) blocking.insert(*event);
+    return status;
+  };
+  table.event_synchronize = [](cu::Event event) {
+    const bool waits = counted_table().event_query(event) == cu::kNotReady;
+    busy_waits += waits && !blocking.contains(event) ? 1 : 0;
+    return counted_table().event_synchronize(event);
+  };
+  table.stream_synchronize = [](cu::Stream stream) {
+    busy_waits += counted_table().stream_query(stream) == cu::kNotReady ? 1 : 0;
+    return counted_table().stream_synchronize(stream);
+  };
+  return table;
 }
 
 }  // namespace
@@ -123,4 +149,27 @@ TEST(who_stops_beside_a_phase_is_not_touched_in_it) {
   CHECK_EQ(again->bytes_done(), 40 * kBlock);
   fleet.running = nullptr;
   fleet.check_all();
+}
+
+TEST(the_background_sleeps_while_its_copies_run) {
+  const Emulated emulated((std::string(kSixteenBlocks) + "&d2h=1MB/s&h2d=1MB/s").c_str());
+  auto options = options_with();
+  options.background_thread = false;
+  Device device(std::make_shared<Driver>(watched(), emulated.ordinal), options);
+  Patterned a;
+  Patterned b;
+  attach(device, a, "a", 1, 8, 0);
+  device.release(a.tenant);
+  attach(device, b, "b", 2, 8, 0);
+  device.suspend(a.tenant, 60);
+  busy_waits = 0;
+  const auto back = device.write_back(b.tenant, "weights");
+  const auto fetched = device.prefetch(a.tenant, {}, 0);
+  device.run_background();
+  CHECK(back->wait(0) && fetched->wait(0));
+  CHECK_EQ(back->bytes_done(), 8 * kBlock);
+  CHECK_EQ(fetched->bytes_done(), 8 * kBlock);
+  CHECK_EQ(busy_waits, 0);
+  device.resume(a.tenant, 60);
+  CHECK(a.intact() && b.intact());
 }
