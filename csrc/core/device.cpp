@@ -1,6 +1,8 @@
 // core/device.cpp: a device's life: opening, tenants, regions and their growth, closing.
 #include "core/device.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -27,7 +29,7 @@ int host_node(const Driver& driver) {
 }  // namespace
 
 Device::Device(DriverRef driver, Options options)
-    : driver_(std::move(driver)), context_(std::make_shared<Context>(driver_)) {
+    : process_(getpid()), driver_(std::move(driver)), context_(std::make_shared<Context>(driver_)) {
   if (!attribute(*driver_, cu::kAttributeVirtualMemoryManagement)) {
     throw UsageError("this device does not support virtual memory management, which Weave needs");
   }
@@ -116,11 +118,6 @@ void Device::retry_unfinished() noexcept {
     }
     return true;
   });
-}
-
-bool Device::is_unfinished(const Tenant& tenant) const {
-  return std::ranges::any_of(
-      unfinished_, [&](const auto& transaction) { return transaction->concerns(tenant); });
 }
 
 std::shared_ptr<Tenant> Device::add_tenant(const std::string& name, const std::string& job) {
@@ -348,6 +345,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 }
 
 void Device::close() noexcept {
+  if (getpid() != process_) return;
+  const std::lock_guard once(closing_);
   // Waits for a spill that another device has asked for. Without our lock: the pool's is above it.
   if (const auto pool = [&] {
         const std::lock_guard lock(mutex_);

@@ -359,6 +359,11 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   return report;
 }
 
+bool Device::is_unfinished(const Tenant& tenant) const {
+  return std::ranges::any_of(
+      unfinished_, [&](const auto& transaction) { return transaction->concerns(tenant); });
+}
+
 // pre: called from the handler of the failure, which it passes on.
 void Device::roll_back(std::unique_ptr<Transaction> transaction,
                        const std::shared_ptr<Tenant>& outgoing) {

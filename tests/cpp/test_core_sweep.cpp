@@ -408,7 +408,13 @@ TEST(sweep_close_tenant) {
     pair.device->close_tenant(pair.b.tenant);
     pair.b = {};
   };
-  sweep({"close b", prepare_both, act, false});
+  // b has just stopped: its work has to be waited for.
+  const auto prepare = [](Pair& pair) {
+    pair.attach_both();
+    pair.device->hand_over(pair.a.tenant, pair.b.tenant, 60);
+    pair.device->release(pair.b.tenant);
+  };
+  sweep({"close b", prepare, act, false});
 }
 
 TEST(sweep_open) {
