@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -250,3 +252,36 @@ def test_closing_beside_a_task_of_the_same_thread_is_refused(
     other.close()
     job.close()
     assert not job.active
+
+
+FORKED = """
+import os, signal
+from weave_rt import _core
+device = _core.Device.open("emulated:h20?scale=4096&speed=50")
+tenant = device.add_tenant("actor", "job")
+tenant.resume()
+region = tenant.region("weights")
+span = region.allocate(100)
+copy = tenant.write_back("weights")
+assert copy.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    device.close()
+    del copy, span, region, tenant, device
+    raise SystemExit
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+memoryview(span)[:] = bytes(100)
+tenant.suspend()
+tenant.resume()
+assert bytes(memoryview(span)) == bytes(100)
+device.close()
+"""
+
+
+def test_a_forked_child_ends_and_the_device_is_its_parents() -> None:
+    # It has none of the device's threads: who waited for them there would wait for ever.
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

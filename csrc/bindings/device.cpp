@@ -1,5 +1,7 @@
 // bindings/device.cpp: Device. The one place that opens a device: it
 // takes a table from drivers.cpp and hands the core a Driver, so that nothing below knows the kind.
+#include <unistd.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -17,6 +19,14 @@ constexpr std::string_view kCuda = "cuda:";
 
 Refusal not_found(const std::string& text) { return {Refusal::Kind::device_not_found, text}; }
 
+// A forked child leaves it alone: it has none of its threads, and who held its locks is not there.
+std::shared_ptr<Device> make_device(DriverRef driver, Device::Options options) {
+  auto made = std::make_unique<Device>(std::move(driver), std::move(options));
+  return {made.release(), [owner = getpid()](Device* device) {
+            if (getpid() == owner) delete device;
+          }};
+}
+
 std::shared_ptr<DeviceObject> open_emulated(const std::string& text, Device::Options options) {
   const auto spec = emu::Spec::parse(text);
   const auto table = emu::with_clock(emulated_table(), spec);
@@ -25,7 +35,7 @@ std::shared_ptr<DeviceObject> open_emulated(const std::string& text, Device::Opt
       std::make_shared<Driver>(table, ordinal, [ordinal] { emu::remove_device(ordinal); });
   options.block_bytes = spec.block_bytes;
   auto object = std::make_shared<DeviceObject>();
-  object->device = std::make_shared<Device>(std::move(driver), std::move(options));
+  object->device = make_device(std::move(driver), std::move(options));
   object->spec = spec.text();
   object->kind = "emulated";
   object->scale = spec.scale;
@@ -46,8 +56,7 @@ std::shared_ptr<DeviceObject> open_cuda(const std::string& text, Device::Options
   cu::Device device = 0;
   cu::check(loaded.table.device_get(&device, ordinal), cu::Call::device_get);
   auto object = std::make_shared<DeviceObject>();
-  object->device =
-      std::make_shared<Device>(std::make_shared<Driver>(loaded.table, device), std::move(options));
+  object->device = make_device(std::make_shared<Driver>(loaded.table, device), std::move(options));
   object->spec = text;
   object->kind = "cuda";
   object->driver_version = loaded.driver_version;

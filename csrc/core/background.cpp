@@ -97,6 +97,8 @@ std::shared_ptr<BackgroundCopy> Background::write_back(const std::shared_ptr<Ten
   copy->bytes_total_ = blocks * region->block_bytes;
   copy->phase_ = tenant->last_turn;
   copy->promised_.assign(region->slots.size(), true);  // not those of a later growth
+  // Here, where its owner is: later it may capture a graph, which a drain that begins then breaks.
+  if (blocks > 0) ask(*copy);
   return queue(std::move(copy));
 }
 
@@ -223,7 +225,7 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
   try {
     const ContextScope scope(*tools_.context);
     if (unsettled_) require_settled();
-    if (engine_ == nullptr) engine_ = std::make_unique<CopyEngine>(tools_.context, kInFlight);
+    if (engine_ == nullptr) engine_ = std::make_unique<CopyEngine>(tools_.context, kInFlight, true);
     if (needs_drain(*copy) && !drain_first(lock, copy)) return;
     step = choose(copy);
     if (!step.out && !step.in) {
@@ -256,22 +258,28 @@ void Background::advance(std::unique_lock<std::mutex>& lock) noexcept {
 }
 
 // Work that was submitted before now may still use what a step would touch: the frame of a victim,
-// or one with an older version that the tenant itself holds.
+// or one with an older version that the tenant itself holds. Beside a phase nobody waits for it: a
+// context that is synchronised while one of its streams is captured breaks the capture, in whatever
+// mode. A step then takes what is drained, which is all that was idle when the phase began.
 bool Background::needs_drain(const BackgroundCopy& copy) const {
   if (copy.region_ != nullptr) return !copy.drained_;
+  const auto runs = [](const auto& tenant) { return tenant->running.load(); };
+  if (std::ranges::any_of(tools_.tenants, runs)) return false;
   return std::ranges::any_of(tools_.tenants, [&](const auto& tenant) {
-    return !tenant->running && !tools_.turns.is_drained(*tenant) && tenant->slots_on_device() > 0;
+    return !tools_.turns.is_drained(*tenant) && tenant->slots_on_device() > 0;
   });
+}
+
+void Background::ask(BackgroundCopy& copy) {
+  copy.drain_ = tools_.drain.ask();
+  copy.drain_turn_ = tools_.turns.now;
 }
 
 // A part of the wait. True when the drain is over; the lock is free meanwhile, so that whoever
 // comes in the foreground need not wait for a kernel.
 bool Background::drain_first(std::unique_lock<std::mutex>& lock,
                              const std::shared_ptr<BackgroundCopy>& copy) {
-  if (copy->drain_ == 0) {
-    copy->drain_ = tools_.drain.ask();
-    copy->drain_turn_ = tools_.turns.now;
-  }
+  if (copy->drain_ == 0) ask(*copy);
   struct Unlocked {
     std::unique_lock<std::mutex>& lock;
     explicit Unlocked(std::unique_lock<std::mutex>& held) : lock(held) { lock.unlock(); }

@@ -159,6 +159,7 @@ class Background {
   void advance(std::unique_lock<std::mutex>& lock) noexcept;
   bool drain_first(std::unique_lock<std::mutex>& lock, const std::shared_ptr<BackgroundCopy>& copy);
   bool needs_drain(const BackgroundCopy& copy) const;
+  void ask(BackgroundCopy& copy);
   Step choose(const std::shared_ptr<BackgroundCopy>& copy);
   void choose_write_back(Step& step);
   void choose_prefetch(Step& step);

@@ -41,9 +41,11 @@ void Background::choose_prefetch(Step& step) {
   BackgroundCopy& copy = *step.copy;
   const Tenant& tenant = *copy.tenant_;
   if (tenant.running || copy.blocks_left_ == 0) return;
+  const bool drained = tools_.turns.is_drained(tenant);  // what reads its own frames is over
   for (const auto& region : tenant.regions) {
     for (std::size_t slot = 0; slot < region->slots.size() && !step.in; ++slot) {
-      if (lacks_bytes(*region, region->slots[slot])) step.in = {region, slot};
+      const Slot& one = region->slots[slot];
+      if (lacks_bytes(*region, one) && (drained || one.frame == kNoFrame)) step.in = {region, slot};
     }
   }
   if (!step.in) return;

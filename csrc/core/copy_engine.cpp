@@ -4,19 +4,22 @@
 
 namespace weave {
 
-CopyEngine::Lane::Lane(const ContextRef& context, std::size_t window)
-    : stream(context), started(context, cu::kEventDefault), ended(context, cu::kEventDefault) {
+CopyEngine::Lane::Lane(const ContextRef& context, std::size_t window, unsigned wait_flags)
+    : stream(context),
+      started(context, cu::kEventDefault),
+      ended(context, cu::kEventDefault | wait_flags) {
   for (std::size_t index = 0; index < window; ++index) {
-    done.push_back(std::make_unique<Event>(context));
+    done.push_back(std::make_unique<Event>(context, cu::kEventDisableTiming | wait_flags));
   }
 }
 
-CopyEngine::CopyEngine(const ContextRef& context, std::size_t window)
+CopyEngine::CopyEngine(const ContextRef& context, std::size_t window, bool beside_phase)
     : context_(context),
       table_(context->driver().table),
       window_(window),
-      out_(context, window),
-      in_(context, window) {}
+      beside_phase_(beside_phase),
+      out_(context, window, beside_phase ? cu::kEventBlockingSync : 0),
+      in_(context, window, beside_phase ? cu::kEventBlockingSync : 0) {}
 
 Bytes CopyEngine::chunk_bytes(Bytes bytes, Bytes block_bytes) const {
   constexpr Bytes kMin = Bytes{64} << 10;
@@ -103,7 +106,8 @@ bool CopyEngine::copy_batch(std::span<const Chunk> chunks, bool out) {
     bytes += chunk.bytes;
   }
   // In stream order: any other one would read a block before whoever writes it is done.
-  cu::MemcpyAttributes attributes{cu::kSourceOrderStream, {}, {}, 0};
+  cu::MemcpyAttributes attributes{
+      cu::kSourceOrderStream, {}, {}, beside_phase_ ? cu::kMemcpyPreferOverlap : 0};
   std::size_t first = 0;
   std::size_t failed = 0;
   const auto status =
@@ -189,6 +193,9 @@ CopyEngine::Seconds CopyEngine::finish() {
   Seconds taken;
   for (Lane* lane : {&out_, &in_}) {
     if (!lane->used) continue;
+    if (beside_phase_ && lane->timed) {
+      cu::check(table_.event_synchronize(lane->ended.raw()), cu::Call::event_synchronize);
+    }
     cu::check(table_.stream_synchronize(lane->stream.raw()), cu::Call::stream_synchronize);
     if (lane->timed) (lane == &out_ ? taken.out : taken.in) = seconds(*lane);
   }

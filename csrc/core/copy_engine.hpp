@@ -40,8 +40,10 @@ class CopyEngine {
   // of 4 to 8 KiB and changes nothing from 32 KiB on, where the call hides behind its bytes.
   static constexpr Bytes kBatchBelow = Bytes{32} << 10;
 
-  // window: at most so many calls in flight per direction.
-  explicit CopyEngine(const ContextRef& context, std::size_t window = kWindow);
+  // window: at most so many calls in flight per direction. beside_phase: waiting leaves the core to
+  // others (the driver spins otherwise), and a batch leaves the multiprocessors to them.
+  explicit CopyEngine(const ContextRef& context, std::size_t window = kWindow,
+                      bool beside_phase = false);
 
   // How far a run got, in chunks; valid also after run() threw.
   struct Progress {
@@ -83,7 +85,7 @@ class CopyEngine {
 
  private:
   struct Lane {
-    Lane(const ContextRef& context, std::size_t window);
+    Lane(const ContextRef& context, std::size_t window, unsigned wait_flags);
     Stream stream;
     Event started;
     Event ended;
@@ -111,6 +113,7 @@ class CopyEngine {
   ContextRef context_;
   const cu::Table& table_;
   const std::size_t window_;
+  const bool beside_phase_;
   bool sequential_ = false;
   bool batches_ = true;  // until the driver says that it does not support them
   Bytes chunks_ = 64;

@@ -1,6 +1,8 @@
 // core/device.cpp: a device's life: opening, tenants, regions and their growth, closing.
 #include "core/device.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -27,7 +29,7 @@ int host_node(const Driver& driver) {
 }  // namespace
 
 Device::Device(DriverRef driver, Options options)
-    : driver_(std::move(driver)), context_(std::make_shared<Context>(driver_)) {
+    : process_(getpid()), driver_(std::move(driver)), context_(std::make_shared<Context>(driver_)) {
   if (!attribute(*driver_, cu::kAttributeVirtualMemoryManagement)) {
     throw UsageError("this device does not support virtual memory management, which Weave needs");
   }
@@ -116,11 +118,6 @@ void Device::retry_unfinished() noexcept {
     }
     return true;
   });
-}
-
-bool Device::is_unfinished(const Tenant& tenant) const {
-  return std::ranges::any_of(
-      unfinished_, [&](const auto& transaction) { return transaction->concerns(tenant); });
 }
 
 std::shared_ptr<Tenant> Device::add_tenant(const std::string& name, const std::string& job) {
@@ -231,7 +228,9 @@ void Device::grow(const std::shared_ptr<Region>& region, Bytes bytes_more) {
   const ContextScope scope(*context_);
   retry_unfinished();
   const std::size_t before = region->slots.size();
-  const std::size_t blocks = round_up(bytes_more, block_bytes_) / block_bytes_;
+  // Of what cannot be counted in bytes, as many as can: it is refused below.
+  const std::size_t blocks =
+      std::min(round_up(bytes_more, block_bytes_), ~Bytes{0} / 2) / block_bytes_;
   const Bytes needed = (tenant->slots() + blocks) * block_bytes_;
   const Bytes usable = static_cast<Bytes>(frames_->limit()) * block_bytes_;
   std::size_t held_by_others = 0;
@@ -319,7 +318,7 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
   try {
     scope.emplace(*context_);
     // Its last kernels must not run into an unmapped range, also those of a phase that has ended.
-    if (tenant->slots_on_device() > 0) drain_->wait(60.0);
+    if (tenant->slots_on_device() > 0 && !turns_.is_drained(*tenant)) drain(60.0);
   } catch (const std::exception&) {
     // A lost context or a stuck kernel: closing goes on, nothing can be saved by waiting.
   }
@@ -346,6 +345,8 @@ void Device::close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept {
 }
 
 void Device::close() noexcept {
+  if (getpid() != process_) return;
+  const std::lock_guard once(closing_);
   // Waits for a spill that another device has asked for. Without our lock: the pool's is above it.
   if (const auto pool = [&] {
         const std::lock_guard lock(mutex_);

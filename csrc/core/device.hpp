@@ -5,9 +5,9 @@
 // An operation that touches slots is Foreground: the background (background.hpp) holds still for
 // it.
 //
-// Lock order: HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain, Publication,
-// Driver's graveyard, Region's space. Nothing calls back up. Tenants, regions and spans may outlive
-// the device; then they are closed.
+// Lock order: closing_ -> HostPool's list of spillers -> Device::mutex_ -> HostPool -> Drain,
+// Publication, Driver's graveyard, Region's space. Nothing calls back up. Tenants, regions and
+// spans may outlive the device; then they are closed.
 #pragma once
 
 #include <map>
@@ -208,7 +208,8 @@ class Device : private Spiller {
 
   void close_tenant(const std::shared_ptr<Tenant>& tenant) noexcept;
   // Ends everything; never throws, twice is fine: again tries what the driver refused. Later
-  // operations throw UsageError.
+  // operations throw UsageError. Nothing in a forked child, which has neither a driver nor the
+  // device's threads; there it must not be destroyed either.
   void close() noexcept;
 
   // Where a tenant is now.
@@ -278,6 +279,9 @@ class Device : private Spiller {
                         double drain_timeout_s);
   [[noreturn]] void roll_back(std::unique_ptr<Transaction> transaction,
                               const std::shared_ptr<Tenant>& outgoing);
+  bool needs_drain(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins,
+                   const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming) const;
+  void drain(double timeout_s);
   void start(Tenant& tenant, const std::vector<Region*>& entered);
   void stop(Tenant& tenant);
   void drop_slots(Tenant& tenant, bool settled) noexcept;
@@ -306,7 +310,9 @@ class Device : private Spiller {
                               const std::shared_ptr<Tenant>& incoming, double drain_timeout_s,
                               const Tags& tags);
 
+  std::mutex closing_;  // held by close(), above all others
   mutable std::mutex mutex_;
+  const int process_;  // that opened it
   DriverRef driver_;
   ContextRef context_;
   Bytes capacity_ = 0;

@@ -66,6 +66,33 @@ Context::~Context() {
                 });
 }
 
+cu::Status end_registration(const cu::Table& table, cu::Device ordinal,
+                            const std::weak_ptr<Context>& context, void* data) noexcept {
+  const auto end = [&] {
+    const cu::Status status = table.mem_host_unregister(data);
+    const bool gone = status == cu::kHostMemoryNotRegistered || status == cu::kContextIsDestroyed;
+    return gone ? cu::kSuccess : status;
+  };
+  if (const auto alive = context.lock()) {
+    try {
+      const ContextScope scope(*alive);
+      return end();
+    } catch (const DriverError& error) {
+      return error.code;
+    }
+  }
+  cu::Context primary = nullptr;
+  cu::Status status = table.primary_ctx_retain(&primary, ordinal);
+  if (status != cu::kSuccess) return status;
+  status = table.ctx_push_current(primary);
+  if (status == cu::kSuccess) {
+    status = end();
+    pop(table);
+  }
+  table.primary_ctx_release(ordinal);
+  return status;
+}
+
 ContextScope::ContextScope(const Context& context) : table_(context.driver().table) {
   for (auto one = std::ranges::find(unpopped, table_.ctx_pop_current); one != unpopped.end();
        one = std::ranges::find(unpopped, table_.ctx_pop_current)) {

@@ -63,6 +63,12 @@ class Context {
 
 using ContextRef = std::shared_ptr<Context>;
 
+// Ends a registration of host memory that was made in the context, for an undo: success when it is
+// known to be gone, by this call, an earlier one, or with its context. The context may be released
+// by us and still live, if others of the process hold it; then so does the registration.
+cu::Status end_registration(const cu::Table& table, cu::Device ordinal,
+                            const std::weak_ptr<Context>& context, void* data) noexcept;
+
 // Makes a context current on this thread, in relaxed capture mode (so that a trainer can capture a
 // graph in the global mode beside us), and restores both. A failed restore is reported.
 class ContextScope {

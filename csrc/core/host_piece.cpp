@@ -1,6 +1,5 @@
 #include "core/host_piece.hpp"
 
-#include <optional>
 #include <utility>
 
 #include "core/host_memory.hpp"
@@ -24,25 +23,14 @@ HostPiece::HostPiece(std::string job_, Bytes unit, const HostPages::Options& pag
 HostPiece::~HostPiece() {
   // The driver may still pin the pages if unregistering fails: then they must stay mapped. Both
   // steps are one undo, so a retry unmaps what it has unregistered.
-  context_->driver_ref()->undo(cu::Call::mem_host_unregister,
-                               [context = std::weak_ptr<Context>(context_),
-                                pages = pages_.release()](const cu::Table& table) {
-                                 const auto alive = context.lock();
-                                 cu::Status status = cu::kSuccess;
-                                 try {
-                                   std::optional<ContextScope> scope;
-                                   if (alive != nullptr) scope.emplace(*alive);
-                                   status = table.mem_host_unregister(pages->data());
-                                 } catch (const DriverError& error) {
-                                   status = error.code;
-                                 }
-                                 // Unregistered already, by an earlier try or with its context:
-                                 // only the pages are left.
-                                 if (status == cu::kHostMemoryNotRegistered || alive == nullptr)
-                                   status = cu::kSuccess;
-                                 if (status == cu::kSuccess) delete pages;
-                                 return status;
-                               });
+  context_->driver_ref()->undo(
+      cu::Call::mem_host_unregister,
+      [context = std::weak_ptr<Context>(context_), ordinal = context_->driver().ordinal,
+       pages = pages_.release()](const cu::Table& table) {
+        const auto status = end_registration(table, ordinal, context, pages->data());
+        if (status == cu::kSuccess) delete pages;
+        return status;
+      });
 }
 
 std::byte* HostPiece::take() {

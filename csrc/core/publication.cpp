@@ -233,7 +233,7 @@ void Device::read(const std::shared_ptr<Region>& region, Bytes offset, Bytes byt
   }
   const ContextScope scope(*context_);
   retry_unfinished();
-  drain_->wait(60.0);  // the trainer's kernels have written what is read
+  drain(60.0);  // the trainer's kernels have written what is read
   const Publication::Writing writing(to);
   const Bytes chunk = engine_->chunk_bytes(bytes, block_bytes_);
   std::vector<Chunk> chunks;

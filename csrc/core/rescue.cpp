@@ -82,7 +82,9 @@ auto Device::reading(const std::shared_ptr<Tenant>& tenant, Action action) {
   if (readable) {
     retry_unfinished();
     // Also after a release: the last kernels of its phase may still be running.
-    if (tenant->slots_on_device() > 0) readable = attempt([&] { drain_->wait(60.0); });
+    if (tenant->slots_on_device() > 0 && !turns_.is_drained(*tenant)) {
+      readable = attempt([&] { drain(60.0); });
+    }
   }
   readable = readable && !is_unfinished(*tenant);
   if (!tenant->failed) apply_committed(*tenant);

@@ -8,7 +8,7 @@ std::optional<Bytes> Space::take(Bytes bytes, Bytes alignment) {
   for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
     const auto [begin, length] = *hole;
     const Bytes offset = round_up(begin, alignment);
-    if (offset + bytes > begin + length) continue;
+    if (offset - begin > length || bytes > length - (offset - begin)) continue;
     free_.erase(hole);
     if (offset > begin) free_[begin] = offset - begin;
     if (offset + bytes < begin + length) free_[offset + bytes] = begin + length - offset - bytes;
@@ -48,7 +48,8 @@ Bytes Space::shortage(Bytes bytes, Bytes alignment) const {
     const auto& [begin, length] = *free_.rbegin();
     if (begin + length == size_) tail = begin;
   }
-  const Bytes end = round_up(tail, alignment) + bytes;
+  const Bytes begin = round_up(tail, alignment);
+  const Bytes end = begin + std::min(bytes, ~Bytes{0} - begin);
   return end > size_ ? end - size_ : 0;
 }
 

@@ -174,27 +174,27 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
                               double drain_timeout_s) {
   const auto frames_needed = static_cast<std::size_t>(
       std::ranges::count_if(ins, [](const SlotRef& ref) { return ref.get().frame == kNoFrame; }));
-  const auto once = [&] {
-    if (outgoing != nullptr) stop(*outgoing);
+  const auto once = [&](const std::shared_ptr<Tenant>& leaving) {
+    if (leaving != nullptr) stop(*leaving);
     try {
       std::vector<SlotRef> outs;
       try {
         outs = make_room(incoming, frames_needed);
       } catch (const DriverError&) {
-        if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
+        if (leaving != nullptr) leaving->running = true;  // nothing was moved
         throw;
       }
-      return transfer(std::move(outs), ins, outgoing, &incoming, drain_timeout_s);
+      return transfer(std::move(outs), ins, leaving, &incoming, drain_timeout_s);
     } catch (const Refusal& refusal) {
       // Nothing was moved, or it was rolled back, which says itself who runs.
-      if (outgoing != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
-        outgoing->running = true;
+      if (leaving != nullptr && refusal.kind != Refusal::Kind::verify_failed) {
+        leaving->running = true;
       }
       throw;
     }
   };
   try {
-    return once();
+    return once(outgoing);
   } catch (const OutOfMemory&) {
     struct Existing {
       Frames& frames;
@@ -202,8 +202,10 @@ SwitchReport Device::bring_in(const std::vector<SlotRef>& ins,
       ~Existing() { frames.allow_creating(true); }
     } const only(*frames_);
     if (incoming.failed || static_cast<int>(frames_needed) <= frames_->available()) throw;
+    // Where the roll-back could not let it go on it stays suspended, whatever comes of this.
+    const bool runs = outgoing != nullptr && outgoing->running;
     try {
-      return once();
+      return once(runs ? outgoing : nullptr);
     } catch (const Refusal&) {
       // Idle tenants cannot give enough either: the driver's word is the reason.
     }
@@ -282,6 +284,34 @@ void Device::release(const std::shared_ptr<Tenant>& tenant) {
   stop(*tenant);
 }
 
+// Whether work that nobody has waited for may use what a hand-over touches. Where a phase begins,
+// whatever idle tenants left counts: later, beside the phase, nobody may wait for the context,
+// since that breaks a capture of the trainer's, and the background may take only what is drained.
+bool Device::needs_drain(const std::vector<SlotRef>& outs, const std::vector<SlotRef>& ins,
+                         const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming) const {
+  if (outgoing != nullptr) return true;
+  const auto is_drained = [&](const SlotRef& ref) {
+    const auto tenant = ref.region->tenant.lock();
+    return tenant == nullptr || turns_.is_drained(*tenant);
+  };
+  if (!std::ranges::all_of(outs, is_drained)) return true;
+  // Also where a version was published: work of the tenant's last phase may still read the old.
+  if (std::ranges::any_of(
+          ins, [&](const SlotRef& ref) { return is_overwritten(ref) && !is_drained(ref); })) {
+    return true;
+  }
+  if (incoming == nullptr || incoming->running) return false;
+  return std::ranges::any_of(tenants_, [&](const auto& tenant) {
+    return !tenant->running && !turns_.is_drained(*tenant) && tenant->slots_on_device() > 0;
+  });
+}
+
+// All work of the context is complete: that of everybody who does not run. pre: Foreground.
+void Device::drain(double timeout_s) {
+  drain_->wait(timeout_s);
+  turns_.drained = turns_.now;
+}
+
 // Drain, move, report. On failure the roll-back is done (or kept for later) and the error goes on.
 SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> ins,
                               const std::shared_ptr<Tenant>& outgoing, const Tenant* incoming,
@@ -293,11 +323,7 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   if (outgoing != nullptr) report.outgoing.push_back(outgoing->label());
   try {
     background_->require_settled();
-    // Also where a version was published: work of the tenant's last phase may still read the old.
-    if (outgoing != nullptr || !outs.empty() || std::ranges::any_of(ins, is_overwritten)) {
-      drain_->wait(drain_timeout_s);
-      turns_.drained = turns_.now;  // of all who do not run: their work is complete
-    }
+    if (needs_drain(outs, ins, outgoing, incoming)) drain(drain_timeout_s);
   } catch (const DriverError&) {
     if (outgoing != nullptr) outgoing->running = true;  // nothing was moved
     throw;
@@ -331,6 +357,11 @@ SwitchReport Device::transfer(std::vector<SlotRef> outs, std::vector<SlotRef> in
   stats_.bytes_out += report.bytes_out;
   stats_.bytes_in += report.bytes_in;
   return report;
+}
+
+bool Device::is_unfinished(const Tenant& tenant) const {
+  return std::ranges::any_of(
+      unfinished_, [&](const auto& transaction) { return transaction->concerns(tenant); });
 }
 
 // pre: called from the handler of the failure, which it passes on.

@@ -42,20 +42,10 @@ class TensorCopies::Buffer {
     }
     // Pages stay mapped until they are pinned no longer: both steps are one undo.
     pinned_in_->driver_ref()->undo(
-        cu::Call::mem_host_unregister, [weak = std::weak_ptr<Context>(pinned_in_), data = data_,
-                                        bytes = bytes_](const cu::Table& table) {
-          cu::Status status = cu::kSuccess;
-          if (const auto alive = weak.lock()) {
-            try {
-              const ContextScope scope(*alive);
-              status = table.mem_host_unregister(data);
-            } catch (const DriverError& error) {
-              status = error.code;
-            }
-          }
-          if (status == cu::kHostMemoryNotRegistered || status == cu::kContextIsDestroyed) {
-            status = cu::kSuccess;  // its context has taken the registration along
-          }
+        cu::Call::mem_host_unregister,
+        [context = std::weak_ptr<Context>(pinned_in_), ordinal = pinned_in_->driver().ordinal,
+         data = data_, bytes = bytes_](const cu::Table& table) {
+          const auto status = end_registration(table, ordinal, context, data);
           if (status == cu::kSuccess) munmap(data, bytes);
           return status;
         });

@@ -13,6 +13,7 @@
 //   move         one slot that leaves (Out) or enters (In) in a switch
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -76,6 +77,11 @@ inline std::string megabytes(Bytes bytes) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " MB";
 }
 
-constexpr Bytes round_up(Bytes bytes, Bytes unit) { return (bytes + unit - 1) / unit * unit; }
+// The largest multiple where there is none above: what a caller asked for by mistake is refused as
+// what it is, much.
+constexpr Bytes round_up(Bytes bytes, Bytes unit) {
+  const Bytes units = bytes / unit + (bytes % unit != 0 ? 1 : 0);
+  return std::min(units, ~Bytes{0} / unit) * unit;
+}
 
 }  // namespace weave

@@ -95,6 +95,8 @@ inline constexpr int kSourceOrderStream = 1;
 inline constexpr int kSourceOrderDuringCall = 2;
 inline constexpr int kSourceOrderAny = 3;
 
+inline constexpr unsigned kMemcpyPreferOverlap = 1;  // with kernels: by the copy engine
+
 inline constexpr int kGranularityMinimum = 0;
 
 inline constexpr int kAttributeIntegrated = 18;

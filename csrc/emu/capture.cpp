@@ -89,6 +89,17 @@ cu::Status capture_wait(const StreamState& stream) {
   return cu::kCaptureUnsupported;
 }
 
+cu::Status capture_wait(const ContextState& context) {
+  if (running == 0) return cu::kSuccess;
+  const std::lock_guard lock(capturing);
+  bool any = false;
+  for (auto& capture : captures) {
+    if (capture.stream->context.get() != &context) continue;
+    capture.broken = any = true;
+  }
+  return any ? cu::kCaptureUnsupported : cu::kSuccess;
+}
+
 void forget_captures(const ContextState& context) {
   erase_if([&](const Capture& each) { return each.stream->context.get() == &context; });
 }

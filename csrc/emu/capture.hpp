@@ -18,6 +18,10 @@ cu::Status capture_submission(const StreamState& stream, bool& captured);
 // To wait for or ask about a stream under capture: 900, and the capture is broken.
 cu::Status capture_wait(const StreamState& stream);
 
+// To wait for a whole context: 900 while any stream of it is under capture, in whatever mode, by
+// whatever thread; those captures are broken.
+cu::Status capture_wait(const ContextState& context);
+
 // The captures of a context or a stream that ends.
 void forget_captures(const ContextState& context);
 void forget_capture(const StreamState& stream);

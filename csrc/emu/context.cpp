@@ -300,6 +300,7 @@ Status ctx_synchronize() {
   return guarded([&]() -> Status {
     std::shared_ptr<ContextState> context;
     if (const auto status = need_context(context); status != cu::kSuccess) return status;
+    if (const auto status = capture_wait(*context); status != cu::kSuccess) return status;
     if (const auto status = unsafe_status(); status != cu::kSuccess) return status;
     return wait_for(*context, nullptr);
   });

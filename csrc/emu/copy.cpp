@@ -144,6 +144,7 @@ bool are_valid(const cu::MemcpyAttributes* attributes, const std::size_t* first,
     if (first[index] >= count || (index > 0 && first[index] <= first[index - 1])) return false;
     const int order = attributes[index].source_order;
     if (order <= cu::kSourceOrderInvalid || order > cu::kSourceOrderAny) return false;
+    if ((attributes[index].flags & ~cu::kMemcpyPreferOverlap) != 0) return false;
   }
   return true;
 }

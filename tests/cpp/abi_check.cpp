@@ -170,6 +170,7 @@ static_assert(is(cu::kAttributeHostNumaId, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID));
 #endif
 
 #if CUDA_VERSION >= 12080
+static_assert(is(cu::kMemcpyPreferOverlap, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE));
 static_assert(is(cu::kSourceOrderInvalid, CU_MEMCPY_SRC_ACCESS_ORDER_INVALID));
 static_assert(is(cu::kSourceOrderStream, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM));
 static_assert(is(cu::kSourceOrderDuringCall, CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL));

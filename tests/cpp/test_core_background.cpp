@@ -154,12 +154,12 @@ TEST(undrained_work_holds_everything_back) {
   a.write();
   std::memset(reinterpret_cast<void*>(a.keep->address()), 0, 4 * kBlock);
   CHECK_EQ(table.memcpy_htod_async(a.keep->address(), pinned, 4 * kBlock, stream), cu::kSuccess);
-  fleet.enter(1);  // both are here: nothing moves, nobody waits
+  fleet.enter(1);  // both are here: nothing moves, and yet it is waited for
+  CHECK_EQ(table.stream_query(stream), cu::kSuccess);
   const auto copy = fleet.prefetch(2);
   fleet.device->run_background();
   CHECK(copy->wait(0));
   CHECK(copy->bytes_done() > 0);
-  CHECK_EQ(table.stream_query(stream), cu::kSuccess);  // it was waited for
   CHECK_EQ(table.mem_host_unregister(pinned), cu::kSuccess);
   CHECK_EQ(table.stream_destroy(stream), cu::kSuccess);
   CHECK_EQ(table.ctx_pop_current(&context), cu::kSuccess);

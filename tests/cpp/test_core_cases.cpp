@@ -2,6 +2,8 @@
 // work is on the device, and ends of life in odd contexts. tests/cases.md says which row is which.
 #include <sys/mman.h>
 
+#include <thread>
+
 #include "core_device.hpp"
 
 using namespace weave;
@@ -188,8 +190,8 @@ TEST(a_driver_that_refuses_large_registrations_is_given_small_ones) {
   {
     const auto driver = std::make_shared<Driver>(table, ordinal, [] {});
     auto options = options_with();
-    options.host_pool = std::make_shared<HostPool>(std::make_shared<Context>(driver),
-                                                   Bytes{1} << 30, 4 * kBlock);
+    options.host_pool =
+        std::make_shared<HostPool>(std::make_shared<Context>(driver), Bytes{1} << 30, 4 * kBlock);
     Device device(driver, options);
     Patterned a;
     attach(device, a, "a", 1, 14, 0);
@@ -200,4 +202,39 @@ TEST(a_driver_that_refuses_large_registrations_is_given_small_ones) {
   }
   check_nothing_left(ordinal);
   emu::remove_device(ordinal);
+}
+
+TEST(several_threads_may_close_a_device_at_once) {
+  for (int round = 0; round < 50; ++round) {
+    Pair pair;
+    pair.attach_both();
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&] { pair.device->close(); });
+    }
+    threads.clear();
+    CHECK(pair.device->closed());
+    check_nothing_left(pair.emulated.ordinal);
+  }
+}
+
+// torch holds the primary context too, so it outlives the device, and with it what was registered:
+// memory that is unmapped then would be taken for pinned when its addresses come again.
+TEST(registrations_end_before_their_memory_whoever_else_holds_the_context) {
+  const auto& table = counted_table();
+  for (const std::uint64_t failing : {1u, 2u, 5u}) {
+    Pair pair;
+    pair.attach_both();
+    cu::Context context = nullptr;
+    CHECK_EQ(table.primary_ctx_retain(&context, pair.emulated.ordinal), 0);
+    CHECK(emu::census(pair.emulated.ordinal).registrations > 0);
+    for (std::uint64_t nth = 1; nth <= failing; ++nth) {
+      const cu::FaultScope fault({1, true, cu::Call::mem_host_unregister});
+      pair.device->close();
+    }
+    pair.device->close();
+    CHECK_EQ(emu::census(pair.emulated.ordinal).registrations, 0u);
+    CHECK_EQ(table.primary_ctx_release(pair.emulated.ordinal), 0);
+    check_nothing_left(pair.emulated.ordinal);
+  }
 }

@@ -228,6 +228,27 @@ TEST(growth_takes_headroom_then_discard_then_clean_then_keep) {
   CHECK(std::all_of(data, data + 2 * kBlock, [](unsigned char byte) { return byte == 0x5C; }));
 }
 
+TEST(more_than_can_be_counted_is_refused_like_more_than_there_is) {
+  Pair pair;
+  attach(*pair.device, pair.a, "a", 1, 2, 1);  // a hole behind taken bytes, and one without
+  const auto half = pair.device->allocate(pair.a.keep, kBlock / 2, 512);
+  const auto used = pair.a.keep->bytes_allocated();
+  const auto held = pair.a.tenant->slots();
+  constexpr Bytes kMost = ~Bytes{0};
+  for (const Bytes bytes :
+       {kMost, kMost - 100, kMost - kBlock, kMost - 3 * kBlock, kMost / 2 + 1}) {
+    CHECK_THROWS(pair.device->allocate(pair.a.keep, bytes, 512), Refusal, "needs");
+    CHECK_THROWS(pair.device->allocate(pair.a.keep, bytes, Bytes{1} << 63), Refusal, "needs");
+    CHECK_THROWS(pair.device->prepare(pair.a.keep, bytes), Refusal, "needs");
+    CHECK_THROWS(pair.device->host_pool()->reserve("job", bytes), Refusal, "budget");
+    CHECK_THROWS(pair.device->plain_copy(bytes, 0), UsageError, "free");
+    CHECK_THROWS(pair.device->plain_pin(bytes), Refusal, "pin");
+  }
+  CHECK_EQ(pair.a.keep->bytes_allocated(), used);
+  CHECK_EQ(pair.a.tenant->slots(), held);
+  CHECK(pair.a.intact());
+}
+
 TEST(growing_while_suspended_is_refused) {
   Pair pair;
   attach(*pair.device, pair.a, "a", 1, 3, 0);

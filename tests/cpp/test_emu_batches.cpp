@@ -147,8 +147,8 @@ TEST(behaviour_26_refusals) {
     CHECK_EQ(batch.failed, ~std::size_t{0});
   }
   const auto submit = [&](std::vector<std::size_t> first, std::size_t count, int order,
-                          std::size_t* failed) {
-    std::vector<cu::MemcpyAttributes> attributes(first.size(), {order, {}, {}, 0});
+                          std::size_t* failed, unsigned flags = 0) {
+    std::vector<cu::MemcpyAttributes> attributes(first.size(), {order, {}, {}, flags});
     return table.memcpy_batch_async(batch.targets.data(), batch.sources.data(), batch.sizes.data(),
                                     count, attributes.data(), first.data(), first.size(), failed,
                                     stream);
@@ -164,7 +164,9 @@ TEST(behaviour_26_refusals) {
   CHECK_EQ(submit({0}, 0, order, &failed), cu::kInvalidValue);
   CHECK_EQ(submit({0}, 4, order, nullptr), cu::kInvalidValue);
   CHECK_EQ(submit({0}, 4, cu::kSourceOrderAny, &failed), cu::kNotSupported);
+  CHECK_EQ(submit({0}, 4, order, &failed, 2), cu::kInvalidValue);
   CHECK_EQ(submit({0, 1, 3}, 4, order, &failed), 0);
+  CHECK_EQ(submit({0}, 4, order, &failed, cu::kMemcpyPreferOverlap), 0);
   CHECK_EQ(table.stream_synchronize(stream), 0);
 }
 

@@ -179,6 +179,32 @@ TEST(behaviour_23_waiting_for_the_captured_stream) {
   mode_of_thread(table, cu::kCaptureModeGlobal);
 }
 
+// Whatever the modes, and from any thread: no more has a context with such a stream. One of another
+// context is not concerned.
+TEST(behaviour_23_waiting_for_a_context_with_a_capture) {
+  for (const int capture :
+       {cu::kCaptureModeGlobal, cu::kCaptureModeThreadLocal, cu::kCaptureModeRelaxed}) {
+    for (const bool own_thread : {false, true}) {
+      Opened device;
+      const auto& table = device.table;
+      const auto stream = device.stream();
+      const auto synchronize = [&] { return table.ctx_synchronize(); };
+      const int before = mode_of_thread(table, cu::kCaptureModeRelaxed);
+      CHECK_EQ(table.stream_begin_capture(stream, capture), 0);
+      const auto status =
+          own_thread ? synchronize() : elsewhere(device, cu::kCaptureModeRelaxed, synchronize);
+      CHECK_EQ(status, cu::kCaptureUnsupported);
+      CHECK_EQ(capture_status(table, stream), cu::kCaptureBroken);
+      end(table, stream, cu::kCaptureInvalidated);
+      CHECK_EQ(synchronize(), 0);
+      Opened other;
+      CHECK_EQ(other.table.stream_begin_capture(other.stream(), capture), 0);
+      CHECK_EQ(elsewhere(device, cu::kCaptureModeRelaxed, synchronize), 0);
+      mode_of_thread(table, before);
+    }
+  }
+}
+
 // A capture ends with its stream and with its context.
 TEST(behaviour_23_a_capture_ends_with_its_stream) {
   Opened device;
