@@ -100,7 +100,8 @@ def rollouts(open_checked: Callable[[str], Device]) -> Iterator[Rollouts]:
     seen: list[Slice] = []
     devices = {"rollout": [open_checked(ROLLOUT)]}
     with contextlib.ExitStack() as stack:
-        runtime = stack.enter_context(LocalRuntime(devices, observer=seen.append))
+        # Who gives way is told by the order of phases alone only where nobody comes in ahead of it.
+        runtime = stack.enter_context(LocalRuntime(devices, observer=seen.append, background=False))
         config = {"runtime": runtime}
         jobs = {name: stack.enter_context(weave_rt.init(name, config)) for name in "abc"}
         made = Rollouts(jobs, seen)
